@@ -1,0 +1,128 @@
+"""What a decoder decided and what it executed. NumPy only; no clock inside.
+
+``Tokens``  one row per processed token: what was decided (depth D_t, cap D_{t-1}, phase).
+``Work``    sums per layer: what was executed. With a model's geometry it gives FLOPs (``meters.flops``).
+``Record``  both, plus the signals compared and the reason each row stopped.
+
+Layers count from 1 to L for users; column ``l - 1`` of a per-layer array belongs to layer ``l``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+PHASES: tuple[str, ...] = ("prompt", "decode", "draft", "verify", "catch_up")
+PROMPT, DECODE, DRAFT, VERIFY, CATCH_UP = range(len(PHASES))
+
+READOUTS: tuple[str, ...] = ("full",)  # kinds of readout: rows of Work.readout_rows
+FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true hidden state, from a copied one
+
+StopReason = Literal["stop token", "length"]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One row per processed token, in the order of processing; every column has shape [tokens].
+
+    ``token`` is the token that was fed, ``position`` its place in its sequence (from 0), ``depth`` the number of
+    blocks executed for it before its logits were read, ``cap`` the largest depth it was allowed,
+    ``phase`` an index into ``PHASES``, ``kept`` whether it is still part of its sequence at the end.
+    """
+
+    sequence: Ints
+    position: Ints
+    token: Ints
+    depth: Ints
+    cap: Ints
+    phase: Ints
+    model: Ints
+    kept: Bools
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+    def of(self, sequence: int, phase: int | None = None) -> Tokens:
+        """The rows of one sequence (and one phase), in order."""
+        chosen = self.sequence == sequence
+        if phase is not None:
+            chosen &= self.phase == phase
+        return Tokens(*(getattr(self, f.name)[chosen] for f in fields(self)))
+
+
+@dataclass(frozen=True)
+class Work:
+    """Executed work of one model, summed per layer.
+
+    ``tokens``        [L] rows × positions that ran the whole block.
+    ``context``       [L] Σ queries × keys of those runs, as executed: padding and masked keys included.
+    ``readout_rows``  [len(READOUTS), L] hidden states read out after a layer, probes and final head alike.
+    ``fills``         [len(FILLS), L] hidden states that only wrote K and V.
+    ``cross_fills``   [L] encoder states that wrote cross-attention K and V.
+    ``encoder_tokens`` positions run through an encoder.
+    """
+
+    tokens: Ints
+    context: Ints
+    readout_rows: Ints
+    fills: Ints
+    cross_fills: Ints
+    encoder_tokens: int = 0
+
+    @staticmethod
+    def none(layers: int) -> Work:
+        """No work yet, for a model of ``layers`` layers."""
+
+        def zeros(*shape: int) -> Ints:
+            return np.zeros(shape, dtype=np.int64)
+
+        return Work(
+            zeros(layers), zeros(layers), zeros(len(READOUTS), layers), zeros(len(FILLS), layers), zeros(layers)
+        )
+
+    @property
+    def layers(self) -> int:
+        return len(self.tokens)
+
+    def __add__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def __sub__(self, other: Work) -> Work:
+        return Work(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Work) and all(
+            np.array_equal(getattr(self, f.name), getattr(other, f.name)) for f in fields(self)
+        )
+
+    __hash__ = None  # type: ignore[assignment]  # holds arrays: equal by value, not hashable
+
+    def difference(self, other: Work) -> str:
+        """Names of the parts that differ, with both values; empty when equal."""
+        parts = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return "; ".join(f"{n}: {np.asarray(a).tolist()} ≠ {np.asarray(b).tolist()}" for n, a, b in parts if not np.array_equal(a, b))
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one call of ``generate`` decided and executed.
+
+    ``signal`` [tokens, probes]: the values that were compared with thresholds; NaN where no probe was read.
+    ``emitted`` one int array per sequence: the new tokens, the stop token included if one was emitted.
+    ``work`` maps a model's index to its Work, or is None for a decoder that does not count.
+    ``prompt_work`` is the part of ``work`` spent on prompt positions before the last.
+    """
+
+    tokens: Tokens
+    signal: Floats
+    emitted: list[Ints]
+    stop: list[StopReason]
+    work: dict[int, Work] | None = None
+    prompt_work: dict[int, Work] | None = field(default=None)

@@ -1,0 +1,45 @@
+"""Documents and examples: the two kinds of text that anything in this project reads.
+
+A *document* is a string that is scored token by token. An *example* is a prompt with an answer that is
+scored as right or wrong. This module knows nothing of tokens, models or files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Split = Literal["train", "calibrate", "validate", "evaluate"]
+SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
+
+Scoring = Literal["choice", "exact", "runs"]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One scored item of a task.
+
+    ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``.
+    ``exact``: the greedy continuation must equal ``answer``.
+    ``runs``: ``prompt`` + the greedy continuation + ``check`` must be a program whose asserts hold.
+    """
+
+    task: str
+    prompt: str
+    answer: str
+    scoring: Scoring
+    options: tuple[str, ...] = ()
+    check: str = ""
+
+    @property
+    def answer_index(self) -> int:
+        return self.options.index(self.answer)
+
+    @property
+    def chance(self) -> float:
+        """Accuracy of a guess: 1 / options for multiple choice, 0 where the answer space is open."""
+        return 1 / len(self.options) if self.options else 0.0
+
+
+Documents = Iterator[str]

@@ -1,0 +1,158 @@
+"""Where documents come from, by corpus name: the world, files, a data folder, a hub data set.
+
+``world:premise``, ``world:mixed``   generated (``text.world``)
+``wikitext``                         ``wikitext-2/`` of a data folder, else the hub's WikiText-2 (raw)
+``pile``                             ``pile/`` of a data folder, else the hub's Pile validation documents
+PATH                                 a .txt file (documents split at blank lines), a .jsonl file (field ``text``),
+                                     or a folder with valid.txt and test.txt
+
+Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest;
+otherwise documents are dealt to the splits by their number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.text import world
+from emad_ref.text.documents import Documents, Split
+
+HUB_SETS = {
+    "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
+    "pile": ("NeelNanda/pile-10k", None),
+}
+FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
+DEALT: dict[Split, frozenset[int]] = {  # by document number modulo 4
+    "train": frozenset(),
+    "calibrate": frozenset({0}),
+    "validate": frozenset({1}),
+    "evaluate": frozenset({2, 3}),
+}
+
+
+class CorpusUnavailable(EmadError):
+    """A corpus that is neither in the data folder nor to be had from the hub."""
+
+
+def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
+    """Documents of a corpus and split (the world's are endless).
+
+    Raises:
+        BadArgument: neither a known corpus nor a readable file or folder.
+        CorpusUnavailable: a known corpus that cannot be reached.
+    """
+    if corpus in world.CORPORA:
+        return world.documents(corpus, split, seed)
+    if corpus in FOLDERS:
+        folder = data / FOLDERS[corpus] if data else None
+        if folder is not None and folder.is_dir():
+            return folder_documents(folder, split)
+        return dealt(hub_documents(corpus), split)
+    path = Path(corpus)
+    if path.is_dir():
+        return folder_documents(path, split)
+    if path.is_file():
+        return dealt(file_documents(path), split)
+    known = ", ".join([*world.CORPORA, *FOLDERS, "self"])
+    raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
+
+
+def dealt(documents: Iterable[str], split: Split) -> Iterator[str]:
+    """The documents whose number modulo 4 belongs to ``split``."""
+    return (text for number, text in enumerate(documents) if number % 4 in DEALT[split])
+
+
+def folder_documents(folder: Path, split: Split) -> Iterator[str]:
+    """``evaluate`` from test.*, the other splits from valid.*; a folder without those names is refused."""
+    stem = "test" if split == "evaluate" else "valid"
+    found = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
+    if not found:
+        raise BadArgument(
+            "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
+        )
+    documents = file_documents(found[0])
+    return documents if split == "evaluate" else halved(documents, split)
+
+
+def halved(documents: Iterable[str], split: Split) -> Iterator[str]:
+    """Even documents to ``calibrate``, odd ones to ``validate``."""
+    parity = {"calibrate": 0, "validate": 1}[split]
+    return (text for number, text in enumerate(documents) if number % 2 == parity)
+
+
+def file_documents(path: Path) -> Iterator[str]:
+    """Non-empty documents of a .txt or .jsonl file."""
+    if path.suffix not in READERS:
+        raise BadArgument("corpus", str(path), f"a file ending in {' or '.join(READERS)}", "convert it first")
+    return (text for text in READERS[path.suffix](path) if text.strip())
+
+
+def text_documents(path: Path) -> Iterator[str]:
+    """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    wikitext = any(is_heading(line) for line in lines)
+    document: list[str] = []
+    for line in lines:
+        if is_heading(line) if wikitext else not line.strip():
+            yield "".join(document)
+            document = []
+        document.append(line)
+    yield "".join(document)
+
+
+def is_heading(line: str) -> bool:
+    """A top-level WikiText heading: `` = Title = ``, not `` = = Section = = ``."""
+    words = line.split()
+    return len(words) > 2 and words[0] == words[-1] == "=" and words[1] != "=" and words[-2] != "="
+
+
+def jsonl_documents(path: Path) -> Iterator[str]:
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.strip():
+            try:
+                yield json.loads(line)["text"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise BadArgument(
+                    f"{path.name}, line {number}", line[:60], 'a JSON object with a field "text"', "mend the line"
+                ) from error
+
+
+READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
+
+
+def hub_documents(corpus: str) -> Iterator[str]:
+    """Stream a hub data set.
+
+    Raises:
+        CorpusUnavailable: the hub, its cache and the package ``datasets`` do not give it.
+    """
+    name, configuration = HUB_SETS[corpus]
+    try:
+        from datasets import load_dataset  # an extra: only this source needs it
+
+        split = "train" if corpus == "pile" else "validation"
+        rows = load_dataset(name, configuration, split=split, streaming=True)
+        first = next(iter(rows))
+    except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
+        raise CorpusUnavailable(
+            f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}); put its files under "
+            f"{FOLDERS[corpus]}/ in a folder and pass --emad-data FOLDER, or choose another --emad-corpus"
+        ) from error
+    if "text" not in first:
+        raise CorpusUnavailable(f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'")
+    lines = (row["text"] for row in rows)
+    return articles(lines) if corpus == "wikitext" else lines
+
+
+def articles(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of the hub's WikiText, joined into articles."""
+    document: list[str] = []
+    for line in lines:
+        if is_heading(line) and document:
+            yield "".join(document)
+            document = []
+        document.append(line)
+    yield "".join(document)
