@@ -1,0 +1,120 @@
+"""Paired timing: every arm runs once per pair, next to the others, in random order, on fresh input.
+
+Pairing cancels what drifts (clock frequency, other processes, temperature); random order cancels what follows (warm
+caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded beside
+the wall clock: where both agree no other process took the core.
+
+The module measures; ratios and intervals are made in ``verdict.interval``. It knows no model and no device: what has to
+be waited for is the caller's ``synchronize``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats
+
+Arm = Callable[[int], float | None]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Arm → [pairs] of wall and of process seconds, warm-up left out; ``first`` names the arm that led each pair."""
+
+    seconds: dict[str, Floats]
+    process_seconds: dict[str, Floats]
+    first: tuple[str, ...]
+
+
+def _nothing() -> None:
+    return None
+
+
+def paired(
+    arms: Mapping[str, Arm],
+    pairs: int,
+    rng: np.random.Generator,
+    *,
+    warm_up: int = 1,
+    synchronize: Callable[[], None] = _nothing,
+    clock: Callable[[], float] = time.perf_counter,
+    process_clock: Callable[[], float] = time.process_time,
+) -> Timings:
+    """Time every arm ``pairs`` times.
+
+    Args:
+        arms: name → callable; it gets the index of the pair and chooses that pair's input by it. Indices 0 to
+            ``warm_up + pairs − 1`` each occur once, the first ``warm_up`` of them uncounted. A number it returns is
+            taken as its own measured seconds (a device timer) in place of the wall clock's.
+        pairs: counted pairs, ≥ 1.
+        rng: the order of the arms; each arm leads equally often, up to one pair.
+        synchronize: called before each start and before each stop.
+        clock: wall clock in seconds.
+        process_clock: CPU time of this process in seconds.
+
+    Raises:
+        BadArgument: fewer than two arms, no pair, negative warm-up, or a time that is not positive and finite.
+    """
+    if len(arms) < 2:
+        raise BadArgument("arms", sorted(arms), "at least two arms", "a time alone says nothing across machines")
+    if pairs < 1:
+        raise BadArgument("pairs", pairs, "at least 1")
+    if warm_up < 0:
+        raise BadArgument("warm_up", warm_up, "0 or more")
+    names = list(arms)
+    wall = {name: np.empty(pairs) for name in names}
+    process = {name: np.empty(pairs) for name in names}
+    leaders = rng.permutation(np.arange(warm_up + pairs) % len(names))
+    first = []
+    for index, leader in enumerate(leaders):
+        order = names[leader:] + names[:leader]
+        for name in order:
+            synchronize()
+            process_start, start = process_clock(), clock()
+            own = arms[name](index)
+            synchronize()
+            elapsed, used = clock() - start, process_clock() - process_start
+            seconds = elapsed if own is None else float(own)
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise BadArgument(f"seconds of {name}", seconds, "a positive time", "give the arm more work per call")
+            if index >= warm_up:
+                wall[name][index - warm_up], process[name][index - warm_up] = seconds, used
+        if index >= warm_up:
+            first.append(order[0])
+    return Timings(wall, process, tuple(first))
+
+
+def smallest_decidable_speedup(
+    spread: float, n: int, *, threshold: float = 1.0, error: float = 0.05, power: float = 0.8
+) -> float:
+    """The smallest true speed-up that ``n`` pairs show to exceed ``threshold`` with probability ``power``.
+
+    threshold · exp((t_{1−error} + t_{power}) · spread / √n), t with n − 1 degrees of freedom; the usual approximation.
+
+    Args:
+        spread: standard deviation of the log ratio of a pair, from a pilot.
+        n: pairs, ≥ 2.
+        threshold: the speed-up to exceed; 1.10 for EMAD-F2.
+        error: one-sided; divide it by the number of legs for Holm's first step.
+
+    Raises:
+        BadArgument: a negative spread, n < 2, threshold ≤ 0, or error or power outside 0–1.
+    """
+    if not (math.isfinite(spread) and spread >= 0):
+        raise BadArgument("spread", spread, "a standard deviation ≥ 0")
+    if n < 2:
+        raise BadArgument("n", n, "at least 2 pairs", "one pair has no spread")
+    if not threshold > 0:
+        raise BadArgument("threshold", threshold, "a positive ratio")
+    for name, value in (("error", error), ("power", power)):
+        if not 0 < value < 1:
+            raise BadArgument(name, value, "a probability between 0 and 1")
+    reach = stats.t.ppf(1 - error, n - 1) + stats.t.ppf(power, n - 1)
+    return threshold * math.exp(float(reach) * spread / math.sqrt(n))

@@ -1,0 +1,203 @@
+"""Claims and verdicts as plain data: what is asked, and what was answered.
+
+``Claim``    one row of ``register.toml``: a checkable sentence, its thresholds, its minimum n, whether it gates.
+``Leg``      one part of an answer: a corpus, a task, a batch size, a model geometry.
+``Verdict``  the answer for one model, with every leg; its JSON form is what ``report.json`` holds.
+
+Nothing here computes: ``interval`` estimates, ``judge`` decides. Standard library only, so that the pytest plugin can
+import it for free.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+from emad_ref.errors import BadArgument
+
+Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
+Kind = Literal["falsifier", "exact", "statistical", "report"]
+Requirement = Literal["quality", "speed", "energy", ""]
+
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the register.
+
+    ``thresholds`` name → number, the unit in the name; rises, drops, reductions and shares are fractions.
+    ``minimum``    what is counted (``documents``, ``items``, ``pairs``) → smallest n that decides anything.
+    ``gate``       whether a run fails when the claim is falsified.
+    ``requires``   the ``--emad-require`` word under which an undecided premise fails the run; ``""`` = none.
+    """
+
+    id: str
+    title: str
+    paper: str
+    kind: Kind
+    thresholds: dict[str, float]
+    unit: str
+    minimum: dict[str, int]
+    gate: bool
+    requires: Requirement
+
+
+@dataclass(frozen=True)
+class Leg:
+    """One part of a verdict.
+
+    ``interval``   two-sided 95 %, or None where there is none; ``reason`` then says why if it is not obvious.
+    ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
+    ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
+
+    Raises:
+        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
+    """
+
+    name: str
+    outcome: Outcome
+    estimate: float | None
+    interval: tuple[float, float] | None
+    n: int
+    threshold: float | None
+    unit: str
+    reason: str = ""
+    p_falsify: float | None = None
+    p_survive: float | None = None
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Built-in types only: NumPy scalars do not survive the way to an xdist controller."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
+        _check_keys("leg", data, {f.name for f in fields(cls)})
+        return cls(**{**data, "interval": _pair(data["interval"])})
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer to one claim for one model.
+
+    ``estimate``, ``interval``, ``n``, ``threshold`` and ``unit`` are those of the leg that decided (``judge.combine``).
+
+    Raises:
+        BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
+    """
+
+    id: str
+    model: str
+    verdict: Outcome
+    estimate: float | None
+    interval: tuple[float, float] | None
+    n: int
+    threshold: float | None
+    unit: str
+    gate: bool
+    reason: str
+    legs: tuple[Leg, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, self.verdict, ("estimate", "threshold"))
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``claims`` entry of ``report.json``: built-in types only, no NaN, no infinity."""
+        plain = {f.name: _plain(getattr(self, f.name)) for f in fields(self) if f.name != "legs"}
+        return plain | {"legs": [leg.to_json() for leg in self.legs]}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse of ``to_json``. Raises BadArgument for missing or unknown keys."""
+        _check_keys("verdict", data, {f.name for f in fields(cls)})
+        legs = tuple(Leg.from_json(leg) for leg in data["legs"])
+        return cls(**{**data, "interval": _pair(data["interval"]), "legs": legs})
+
+
+def _check_numbers(item: Leg | Verdict, outcome: str, names: tuple[str, ...]) -> None:
+    if outcome not in OUTCOMES:
+        raise BadArgument("outcome", outcome, f"one of {', '.join(OUTCOMES)}")
+    numbers = [(name, getattr(item, name)) for name in names]
+    numbers += [("interval", bound) for bound in item.interval or ()]
+    for name, value in numbers:
+        if value is not None and not math.isfinite(value):
+            raise BadArgument(name, value, "a finite number", "write None and say in the reason what is missing")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    return None if value is None else (value[0], value[1])
+
+
+def _check_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
+    if set(data) != expected:
+        raise BadArgument(f"{what} keys", sorted(data), f"exactly {sorted(expected)}")
+
+
+def load_register(path: Path | str | None = None) -> dict[str, Claim]:
+    """The shipped rows by id, in their order; with ``path``, their gates and thresholds as that TOML file sets them.
+
+    A user's file holds tables of known rows with ``gate = true|false`` and ``thresholds = { name = number }``, e.g.::
+
+        [EMAD-F1]
+        thresholds = { perplexity_rise = 0.02 }
+
+    Raises:
+        BadArgument: the file cannot be read or parsed, or names an unknown row, an unknown field or threshold, or a
+            value of another type. The message names file, row and field.
+    """
+    shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
+    register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
+    if path is None:
+        return register
+    for name, row in _user_rows(Path(path)).items():
+        if name not in register:
+            raise BadArgument(
+                f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
+            )
+        register[name] = _overridden(register[name], row, f"{path}: {name}")
+    return register
+
+
+def _user_rows(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadArgument("claims file", str(path), "a readable TOML file", f"{error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadArgument("claims file", str(path), "valid TOML in UTF-8", f"{error}") from error
+
+
+def _overridden(claim: Claim, row: Any, where: str) -> Claim:
+    if not isinstance(row, dict):
+        raise BadArgument(where, row, "a table", f"write [{claim.id}] and its fields below")
+    for name in row:
+        if name not in ("gate", "thresholds"):
+            raise BadArgument(f"{where}: field", name, "gate or thresholds", "the rest of a row belongs to the paper")
+    gate = row.get("gate", claim.gate)
+    if not isinstance(gate, bool):
+        raise BadArgument(f"{where}: gate", gate, "true or false", "write it without quotes")
+    changes = row.get("thresholds", {})
+    if not isinstance(changes, dict):
+        raise BadArgument(f"{where}: thresholds", changes, "a table", "write thresholds = { name = number }")
+    for name, value in changes.items():
+        if name not in claim.thresholds:
+            known = ", ".join(claim.thresholds) or "none: this row has no threshold to set"
+            raise BadArgument(f"{where}: thresholds", name, f"one of {known}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise BadArgument(f"{where}: thresholds.{name}", value, "a finite number", "a fraction: 1 % is 0.01")
+    return replace(claim, gate=gate, thresholds=claim.thresholds | {k: float(v) for k, v in changes.items()})

@@ -1,0 +1,92 @@
+"""The tables show what is there, say what is not, and set bad news like good news."""
+
+from __future__ import annotations
+
+from emad_ref.report.tables import claims_table, points_table
+from emad_ref.verdict.claims import Verdict
+
+POINT = {
+    "model": "m",
+    "name": "emad m=0.20",
+    "mean_depth": 7.254,
+    "depth_p50": 4,
+    "depth_p90": 12,
+    "gross_reduction": 0.4,
+    "net_reduction": 0.312,
+    "perplexity_reference": 1.429,
+    "perplexity": 1.447,
+    "perplexity_rise": 0.0125,
+    "interval": [0.011, 0.014],
+    "accuracy": {"recall": [0.9, 0.88], "count": [0.5, None]},
+    "time_ratio": 1.234,
+}
+
+
+def claim(**changes) -> dict:
+    verdict = Verdict(
+        "EMAD-F1", "m", "survived", 0.001, (0.0005, 0.0015), 1234, 0.01, "relative rise", True, "all 2 legs"
+    )
+    return verdict.to_json() | changes
+
+
+def test_a_point_shows_every_number_with_its_unit():
+    table = points_table([POINT])
+    for part in ("7.25", "4/12", "-40.0 %", "-31.2 %", "1.429 → 1.447", "+1.25 % [+1.10 %, +1.40 %]", "1.23×"):
+        assert part in table, part
+    assert "recall 0.900 → 0.880" in table
+    assert "count 0.500 → –" in table
+
+
+def test_what_was_not_measured_is_a_dash_and_never_a_zero():
+    table = points_table([{"name": "bare"}])
+    row = table.splitlines()[-1]
+    assert "0" not in row
+    assert row.split() == ["bare", "–", "–/–", "–", "–", "–", "–", "–", "–"]
+    bare = claims_table([claim(estimate=None, interval=None, n=0, threshold=None, verdict="unmeasured")])
+    assert "0" not in bare.splitlines()[-1].replace("all 2 legs", "")
+
+
+def test_zero_is_shown_as_zero():
+    table = points_table([POINT | {"net_reduction": 0.0, "perplexity_rise": -1e-9}])
+    assert "recall 0.000 → 0.000" in points_table([POINT | {"accuracy": {"recall": [0.0, 0.0]}}])
+    assert "-0.0" not in table
+    assert "+0.0 %" in table
+    assert "+0.00 %" in points_table([POINT | {"perplexity_rise": 0.0, "interval": None}])
+
+
+def test_the_model_has_a_column_where_there_are_several():
+    assert "model" not in points_table([POINT, POINT])
+    assert "model" not in claims_table([claim(), claim()])
+    assert "model" in points_table([POINT, POINT | {"model": "other"}])
+    assert "other" in claims_table([claim(), claim(model="other")])
+
+
+def test_a_claim_shows_verdict_estimate_interval_n_and_threshold():
+    table = claims_table([claim()])
+    for part in ("EMAD-F1*", "survived", "+0.10 %", "[+0.05 %, +0.15 %]", "1,234", "+1.00 %", "all 2 legs"):
+        assert part in table, part
+    assert "EMAD-F1 " in claims_table([claim(gate=False)])
+
+
+def test_units_that_are_no_fractions_are_not_shown_in_percent():
+    table = claims_table([claim(unit="× as fast", estimate=1.0534, interval=[1.0, 1.1], threshold=1.1)])
+    assert "1.053" in table
+    assert "%" not in table.splitlines()[-1].replace("[95 %]", "")
+    assert " 4.90 %" in claims_table([claim(unit="share of block FLOPs", estimate=0.049)])
+
+
+def test_falsified_is_set_like_survived():
+    good, bad = claims_table([claim()]), claims_table([claim(verdict="falsified")])
+    assert [word.replace("falsified", "survived") for word in bad.split() if set(word) != {"-"}] == [
+        word for word in good.split() if set(word) != {"-"}
+    ]
+
+
+def test_long_reasons_wrap_inside_their_column():
+    table = claims_table([claim(reason="because " * 40)])
+    assert max(map(len, table.splitlines())) < 150
+
+
+def test_no_rows_no_table():
+    assert points_table([]) == ""
+    assert claims_table([]) == ""

@@ -1,0 +1,137 @@
+"""Paired timing under a clock that the test turns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.meters.clock import paired, smallest_decidable_speedup
+
+
+class Clock:
+    """Stands still until an arm works."""
+
+    def __init__(self) -> None:
+        self.now, self.log = 0.0, []
+
+    def __call__(self) -> float:
+        return self.now
+
+    def arm(self, name: str, seconds: float):
+        def work(index: int) -> None:
+            self.log.append((name, index))
+            self.now += seconds * (index + 1)
+
+        return work
+
+
+def run(clock: Clock, pairs: int = 6, warm_up: int = 2, seed: int = 0, **options):
+    arms = {"full": clock.arm("full", 3.0), "adaptive": clock.arm("adaptive", 2.0)}
+    return paired(
+        arms, pairs, np.random.default_rng(seed), warm_up=warm_up, clock=clock, process_clock=clock, **options
+    )
+
+
+def test_warm_up_is_left_out_and_every_pair_has_its_own_input():
+    clock = Clock()
+    timings = run(clock)
+    assert timings.seconds["full"].tolist() == [3.0 * (i + 1) for i in range(2, 8)]
+    assert timings.seconds["adaptive"].tolist() == [2.0 * (i + 1) for i in range(2, 8)]
+    assert timings.process_seconds["full"].tolist() == timings.seconds["full"].tolist()
+    assert sorted(clock.log) == sorted((name, i) for i in range(8) for name in ("full", "adaptive"))
+    assert [index for _, index in clock.log] == [i // 2 for i in range(16)]  # the arms of a pair run side by side
+
+
+def test_each_arm_leads_half_of_the_pairs_in_an_order_that_the_seed_decides():
+    orders = {run(Clock(), pairs=20, warm_up=0, seed=seed).first for seed in range(5)}
+    assert len(orders) == 5
+    assert all(order.count("full") == 10 for order in orders)
+    assert run(Clock(), seed=3).first == run(Clock(), seed=3).first
+
+
+def test_first_names_the_arm_that_really_ran_first():
+    clock = Clock()
+    timings = run(clock, pairs=10, warm_up=3)
+    assert timings.first == tuple(name for name, _ in clock.log[6::2])
+
+
+def test_an_arm_may_bring_its_own_seconds():
+    clock = Clock()
+    arms = {"device": lambda index: 0.25, "host": clock.arm("host", 1.0)}
+    timings = paired(arms, 3, np.random.default_rng(0), clock=clock)
+    assert timings.seconds["device"].tolist() == [0.25] * 3
+    assert timings.seconds["host"].tolist() == [2.0, 3.0, 4.0]
+
+
+def test_the_device_is_waited_for_before_start_and_before_stop():
+    """Work handed over asynchronously finishes in ``synchronize`` and belongs to the arm that handed it over."""
+    clock, queue = Clock(), [100.0]  # left over from before: belongs to nobody
+
+    def synchronize() -> None:
+        while queue:
+            clock.now += queue.pop()
+
+    arms = {"a": lambda index: queue.append(2.0), "b": lambda index: queue.append(5.0)}
+    timings = paired(arms, 4, np.random.default_rng(0), warm_up=0, clock=clock, synchronize=synchronize)
+    assert timings.seconds["a"].tolist() == [2.0] * 4
+    assert timings.seconds["b"].tolist() == [5.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [({"pairs": 0}, "pairs"), ({"warm_up": -1}, "warm_up")],
+)
+def test_misuse_is_refused_by_name(change, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        run(Clock(), **change)
+
+
+def test_one_arm_is_no_comparison():
+    with pytest.raises(BadArgument, match="arms"):
+        paired({"full": lambda index: None}, 3, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("own", [0.0, -1.0, math.nan])
+def test_a_time_that_is_none_is_refused(own):
+    with pytest.raises(BadArgument, match="seconds of b"):
+        paired({"a": lambda index: 1.0, "b": lambda index: own}, 1, np.random.default_rng(0))
+
+
+def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
+    """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
+    from emad_ref.verdict.interval import log_ratio
+
+    truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10), np.random.default_rng(0)
+    assert truth > 1.10
+    shown = [
+        log_ratio(truth * np.exp(0.05 * source.standard_normal(30)), np.ones(30), threshold=1.10).p_above <= 0.05
+        for _ in range(400)
+    ]
+    assert 0.72 < np.mean(shown) < 0.88
+
+
+def test_more_pairs_decide_smaller_speedups_and_no_spread_decides_all():
+    reach = [smallest_decidable_speedup(0.1, n) for n in (5, 30, 300)]
+    assert reach == sorted(reach, reverse=True)
+    assert reach[-1] > 1
+    assert smallest_decidable_speedup(0.0, 30, threshold=1.10) == pytest.approx(1.10)
+    assert smallest_decidable_speedup(0.1, 30, error=0.01) > smallest_decidable_speedup(0.1, 30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"spread": -0.1, "n": 30}, "spread"),
+        ({"spread": math.nan, "n": 30}, "spread"),
+        ({"spread": 0.1, "n": 1}, "n"),
+        ({"spread": 0.1, "n": 30, "threshold": 0.0}, "threshold"),
+        ({"spread": 0.1, "n": 30, "error": 0.0}, "error"),
+        ({"spread": 0.1, "n": 30, "power": 1.0}, "power"),
+    ],
+)
+def test_impossible_preflights_are_refused(arguments, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        smallest_decidable_speedup(**arguments)

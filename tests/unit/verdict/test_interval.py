@@ -1,0 +1,326 @@
+"""Intervals and p-values: what is known in closed form, agreement with libraries, error rates by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.interval import (
+    accuracy_drop,
+    document_draws,
+    holm,
+    log_ratio,
+    mean_rate,
+    needed_items,
+    needed_n,
+    perplexity_rise,
+    profile_slope,
+    profile_steps,
+)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Candidate and reference NLL sums whose difference is ``rate`` nats per token on average."""
+    source = np.random.default_rng(seed)
+    tokens = source.integers(50, 300, n)
+    reference = tokens * source.uniform(1.0, 3.0, n)
+    return reference + tokens * (rate + spread * source.standard_normal(n)), reference, tokens
+
+
+# --- perplexity ---------------------------------------------------------------------------------------------------
+
+
+def test_the_value_is_the_ratio_of_perplexities():
+    candidate, reference, tokens = documents(40, 0.02, 0.01)
+    rise = perplexity_rise(candidate, reference, tokens, threshold=0.01, rng=rng())
+    expected = math.exp(candidate.sum() / tokens.sum()) / math.exp(reference.sum() / tokens.sum()) - 1
+    assert rise.value == pytest.approx(expected, rel=1e-12)
+    assert rise.low < rise.value < rise.high
+    assert rise.n == 40
+
+
+def test_the_interval_agrees_with_scipys_bca_on_well_behaved_documents():
+    """Two bootstraps of 200 near-normal documents differ by Monte-Carlo noise: a tenth of the half-width."""
+    candidate, reference, tokens = documents(200, 0.02, 0.05)
+    ours = mean_rate(candidate - reference, tokens, threshold=0.0, rng=rng(), unit="nats")
+    theirs = stats.bootstrap(
+        (candidate - reference, tokens.astype(float)),
+        lambda x, n, axis: x.sum(axis) / n.sum(axis),
+        paired=True,
+        vectorized=True,
+        rng=rng(),
+        method="BCa",
+    ).confidence_interval
+    slack = 0.1 * (ours.high - ours.low) / 2
+    assert ours.low == pytest.approx(theirs.low, abs=slack)
+    assert ours.high == pytest.approx(theirs.high, abs=slack)
+
+
+def test_one_sided_bounds_err_about_as_often_as_they_say():
+    """Exponential rates, 30 documents, truth on the threshold; 600 simulations: 4 standard errors, and skew above."""
+    source, above, below = np.random.default_rng(3), 0, 0
+    for _ in range(600):
+        tokens = source.integers(100, 400, 30)
+        sums = tokens * source.exponential(0.02, 30)
+        draws = document_draws(30, 499, source)
+        estimate = mean_rate(sums, tokens, threshold=0.02, rng=source, unit="nats", draws=draws)
+        above, below = above + (estimate.p_above <= 0.05), below + (estimate.p_below <= 0.05)
+    assert 0.015 < above / 600 < 0.085
+    assert 0.015 < below / 600 < 0.105
+
+
+@given(seed=st.integers(0, 10_000), threshold=st.floats(-0.02, 0.06))
+def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
+    """p ≤ 5 % exactly where the one-sided 95 % bound (the end of the two-sided 90 % interval) clears the threshold."""
+    sums, reference, tokens = documents(12, 0.02, 0.04, seed)
+    estimate = mean_rate(
+        sums - reference,
+        tokens,
+        threshold=threshold,
+        rng=rng(),
+        unit="nats",
+        level=0.90,
+        draws=document_draws(12, 999, rng()),
+    )
+    assert (estimate.p_above <= 0.05) == (estimate.low > threshold)
+    assert (estimate.p_below <= 0.05) == (estimate.high < threshold)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_swapping_the_arms_flips_the_sign(seed):
+    candidate, reference, tokens = documents(15, 0.03, 0.05, seed)
+    draws = document_draws(15, 499, rng())
+    there = perplexity_rise(candidate, reference, tokens, threshold=0.0, rng=rng(), draws=draws)
+    back = perplexity_rise(reference, candidate, tokens, threshold=0.0, rng=rng(), draws=draws)
+    assert math.log1p(there.value) == pytest.approx(-math.log1p(back.value))
+    assert math.log1p(there.low) == pytest.approx(-math.log1p(back.high))
+    assert (there.p_above, there.p_below) == (back.p_below, back.p_above)
+
+
+def test_documents_that_do_not_differ_are_an_exact_zero():
+    _, reference, tokens = documents(40, 0.0, 0.0)
+    rise = perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
+    assert (rise.value, rise.low, rise.high, rise.p_above, rise.p_below) == (0.0, 0.0, 0.0, 1.0, 0.0)
+    assert rise.method.startswith("exact")
+
+
+def test_the_same_rise_in_every_document_is_exact_and_on_the_threshold_shows_nothing():
+    tokens = np.array([64, 128, 256])
+    rate = mean_rate(0.5 * tokens, tokens, threshold=0.5, rng=rng(), unit="nats")
+    assert (rate.low, rate.high, rate.p_above, rate.p_below) == (0.5, 0.5, 1.0, 1.0)
+
+
+def test_one_document_has_no_spread():
+    rise = perplexity_rise([11.0], [10.0], [5], threshold=0.01, rng=rng())
+    assert (rise.low, rise.high, rise.p_above, rise.p_below) == (-1.0, math.inf, 1.0, 1.0)
+
+
+def test_one_differing_document_among_thirty_bounds_nothing_from_above():
+    """A third of all bootstrap samples miss that document and have no spread: no finite upper bound, no p-value."""
+    tokens = np.full(30, 100)
+    sums = np.zeros(30)
+    sums[4] = 1.0
+    rate = mean_rate(sums, tokens, threshold=0.01, rng=rng(), unit="nats")
+    assert rate.high == math.inf
+    assert rate.p_below > 0.3
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokens": [1, 0]}, "tokens"),
+        ({"tokens": [1]}, "tokens"),
+        ({"nll_candidate": [1.0, math.nan]}, "nll_candidate"),
+        ({"nll_reference": [1.0, math.inf]}, "nll_reference"),
+        ({"nll_reference": [1.0]}, "nll_reference"),
+        ({"nll_candidate": [], "nll_reference": [], "tokens": []}, "nll_candidate"),
+        ({"threshold": -1.0}, "threshold"),
+        ({"draws": np.ones((9, 3))}, "draws"),
+    ],
+)
+def test_bad_measurements_are_refused_by_name(change, named):
+    good = {"nll_candidate": [1.0, 2.0], "nll_reference": [1.0, 1.5], "tokens": [1, 2], "threshold": 0.01, "rng": rng()}
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        perplexity_rise(**(good | change))
+
+
+def test_draws_are_whole_resamples_of_documents():
+    draws = document_draws(5, 200, rng())
+    assert draws.shape == (200, 5)
+    assert (draws.sum(1) == 5).all()
+    assert draws.mean(0) == pytest.approx(np.ones(5), abs=0.3)
+    assert len(np.unique(draws, axis=0)) > 50
+
+
+# --- profile ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_and_slope_of_a_profile_without_noise_are_exact():
+    tokens = np.array([10, 20, 30])
+    mean = np.array([4.0, 3.0, 3.5])
+    steps = profile_steps(tokens[:, None] * mean, tokens, threshold=0.0, rng=rng())
+    assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
+    assert [(step.p_above, step.p_below) for step in steps] == [(1.0, 0.0), (0.0, 1.0)]
+    slope = profile_slope(tokens[:, None] * mean, tokens, threshold=0.0, rng=rng())
+    assert slope.value == pytest.approx(np.polyfit([1, 2, 3], mean, 1)[0])
+
+
+def test_a_profile_of_one_layer_is_refused():
+    with pytest.raises(BadArgument, match="entropy_sums"):
+        profile_steps(np.ones((3, 1)), np.ones(3), threshold=0.0, rng=rng())
+
+
+# --- accuracy -----------------------------------------------------------------------------------------------------
+
+
+def answers(lost: int, gained: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+    reference, candidate = np.ones(n, bool), np.ones(n, bool)
+    candidate[:lost] = False
+    reference[lost : lost + gained] = False
+    return reference, candidate
+
+
+@pytest.mark.parametrize(("lost", "gained", "n"), [(0, 0, 100), (3, 1, 200), (20, 0, 164), (0, 5, 50), (7, 7, 14)])
+def test_bounds_are_differences_of_clopper_pearson_bounds(lost, gained, n):
+    drop = accuracy_drop(*answers(lost, gained, n), threshold=0.01)
+    b, c = (stats.binomtest(k, n).proportion_ci(1 - 2 * 0.0125) for k in (lost, gained))
+    assert drop.value == pytest.approx((lost - gained) / n)
+    assert drop.low == pytest.approx(b.low - c.high)
+    assert drop.high == pytest.approx(b.high - c.low)
+
+
+def test_no_discordant_item_leaves_a_finite_bound():
+    drop = accuracy_drop(*answers(0, 0, 100), threshold=0.01)
+    assert drop.value == 0
+    assert drop.high == pytest.approx(1 - 0.0125 ** (1 / 100))
+    assert drop.p_below == pytest.approx(2 * 0.99**100, rel=2e-3)  # p-values are found to 0.1 %
+
+
+@given(lost=st.integers(0, 40), gained=st.integers(0, 40), threshold=st.floats(-0.2, 0.2))
+def test_accuracy_p_values_and_bounds_tell_the_same_story(lost, gained, threshold):
+    """Up to the 0.1 % to which the p-value is found."""
+    arms = answers(lost, gained, 120)
+    drop = accuracy_drop(*arms, threshold=threshold, level=0.90)
+    assert drop.p_above > 0.05 * 0.998 if drop.low <= threshold else drop.p_above <= 0.05 * 1.002
+    assert drop.p_below > 0.05 * 0.998 if drop.high >= threshold else drop.p_below <= 0.05 * 1.002
+
+
+@given(lost=st.integers(0, 30), gained=st.integers(0, 30))
+def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
+    reference, candidate = answers(lost, gained, 90)
+    there = accuracy_drop(reference, candidate, threshold=0.01)
+    back = accuracy_drop(candidate, reference, threshold=-0.01)
+    assert (back.value, back.low, back.high) == pytest.approx((-there.value, -there.high, -there.low))
+    assert (back.p_above, back.p_below) == (there.p_below, there.p_above)
+
+
+@pytest.mark.parametrize(
+    ("arms", "named"),
+    [
+        (([1, 0], [True, False]), "reference_correct"),
+        (([True, False], [1.0, 0.0]), "candidate_correct"),
+        (([True], [True, False]), "candidate_correct"),
+        ((np.zeros(0, bool), np.zeros(0, bool)), "reference_correct"),
+    ],
+)
+def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        accuracy_drop(*arms, threshold=0.01)
+
+
+def test_needed_items_are_enough_and_hardly_more():
+    """Without discordance the bound 1 − (0.025)^{1/n} reaches one point at n = 368 (found to half a per cent)."""
+    number = needed_items(*answers(0, 0, 100), threshold=0.01, error=0.05)
+    assert 364 < number < 372
+    assert accuracy_drop(*answers(0, 0, number), threshold=0.01).p_below <= 0.05
+    assert accuracy_drop(*answers(0, 0, 360), threshold=0.01).p_below > 0.05
+
+
+def test_no_number_of_items_decides_a_share_on_the_threshold():
+    assert needed_items(*answers(1, 0, 100), threshold=0.01, error=0.05) is None
+
+
+# --- time ---------------------------------------------------------------------------------------------------------
+
+
+def test_speedup_is_the_geometric_mean_of_the_pairs():
+    a, b = np.array([2.0, 4.0, 9.0]), np.array([1.0, 4.0, 3.0])
+    speed = log_ratio(a, b, threshold=1.1)
+    assert speed.value == pytest.approx(6 ** (1 / 3))
+    logs = np.log(a / b)
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
+    assert math.log(speed.low) == pytest.approx(logs.mean() - half)
+    assert speed.p_above == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="greater").pvalue)
+    assert speed.p_below == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="less").pvalue)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=20))
+def test_swapping_timing_arms_inverts_the_ratio(pairs):
+    a, b = np.array(pairs).T
+    there, back = log_ratio(a, b, threshold=1.1), log_ratio(b, a, threshold=1 / 1.1)
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.p_above == pytest.approx(back.p_below, abs=1e-9)
+
+
+def test_pairs_without_spread_are_exact_and_a_single_pair_shows_nothing():
+    exact = log_ratio(np.full(30, 2.4), np.full(30, 2.0), threshold=1.1)
+    assert (exact.low, exact.high) == (exact.value, exact.value)
+    assert (exact.p_above, exact.p_below) == (0.0, 1.0)
+    single = log_ratio([2.0], [1.0], threshold=1.1)
+    assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("a", "b", "named"), [([1.0, 0.0], [1, 1], "times_a"), ([1.0], [1, 1], "times_b")])
+def test_times_that_are_no_pairs_are_refused(a, b, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        log_ratio(a, b)
+
+
+# --- Holm and n ---------------------------------------------------------------------------------------------------
+
+p_values = st.lists(st.floats(0, 1), min_size=1, max_size=12)
+
+
+def test_holm_on_the_textbook_example():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+@given(p_values)
+def test_holm_only_raises_keeps_order_and_stays_below_bonferroni(p):
+    adjusted = np.array(holm(p))
+    assert (adjusted >= p).all()
+    assert (adjusted <= np.minimum(1, len(p) * np.array(p))).all()
+    assert (np.diff(adjusted[np.argsort(p, kind="stable")]) >= 0).all()
+
+
+@given(p_values, p_values)
+def test_unknown_p_values_are_treated_no_better_than_any_known_ones(mine, others):
+    assert (np.array(holm(mine, others=len(others))) >= np.array(holm(mine + others))[: len(mine)]).all()
+
+
+def test_four_times_the_documents_halve_the_distance_needed():
+    candidate, reference, tokens = documents(30, 0.0, 0.05, seed=2)
+    few = perplexity_rise(candidate, reference, tokens, threshold=0.03, rng=rng())
+    number = needed_n(few, 1e-4)
+    assert few.p_below > 1e-4
+    assert number > 30
+    more = perplexity_rise(
+        *(np.tile(x, -(-number // 30)) for x in (candidate, reference, tokens)), threshold=0.03, rng=rng()
+    )
+    assert more.p_below <= 2e-4
+
+
+def test_no_number_decides_a_value_on_the_threshold():
+    tokens = np.array([10, 10])
+    rate = mean_rate([1.0, 3.0], tokens, threshold=0.2, rng=rng(), unit="nats")
+    assert needed_n(rate, 0.05) is None
