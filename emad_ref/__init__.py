@@ -1,0 +1,44 @@
+"""Reference implementation of adaptive-depth decoding.
+
+Names below load on first use: importing this package imports neither torch nor transformers, because the pytest plugin
+imports it in every test run of every project that has it installed.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "emad_ref.models.loading",
+    "Stepper": "emad_ref.models.stepper",
+    "OperatingPoint": "emad_ref.point",
+    "full_depth": "emad_ref.point",
+    "truncated": "emad_ref.point",
+    "Prompt": "emad_ref.protocol",
+    "Request": "emad_ref.protocol",
+    "Capabilities": "emad_ref.protocol",
+    "Unsupported": "emad_ref.protocol",
+    "InadmissibleDepth": "emad_ref.protocol",
+    "Record": "emad_ref.record",
+    "Work": "emad_ref.record",
+    "take_trace": "emad_ref.calibration.trace",
+    "profile_of": "emad_ref.calibration.profile",
+    "load_profile": "emad_ref.calibration.profile",
+    "WalkedDecoder": "emad_ref.decoding.walked",
+    "flops": "emad_ref.meters.flops",
+}
+
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,328 @@
+"""Our decoder: the protocol over the stepper, one implementation among others.
+
+``WalkedSession`` keeps, per row, the depth of every token (its *trail*), so that a rollback restores the cap; K/V above
+the cap are kept until ``commit``. ``WalkedDecoder.generate`` is the timed path: it commits every token and never turns
+logits into NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.adaptive import Outcome, Step as DecodingStep, count_blocks
+from emad_ref.decoding.sampling import Sampler
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
+from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens, Work
+
+
+class Closed(EmadError):
+    """A session was used after ``close``."""
+
+
+class WalkedSession:
+    """Rows of one batch. Layers and depths count from 1; every array argument is [rows] or [rows, n]."""
+
+    def __init__(self, stepper: Stepper, step: DecodingStep, prompts: Sequence[Prompt], capacity: int):
+        self._stepper, self._step, self._point = stepper, step, step.point
+        self._monotone = step.point.schedule == "monotone"
+        self._cache = stepper.new_cache(len(prompts), capacity)
+        self._work = Work.none(stepper.layers)
+        self._trail: list[list[int]] = [[] for _ in prompts]
+        self._committed = np.zeros(len(prompts), dtype=np.int64)
+        self._open = True
+
+    # ------------------------------------------------------------ protocol
+
+    @property
+    def length(self) -> Ints:
+        return np.array([len(trail) for trail in self._trail], dtype=np.int64)
+
+    @property
+    def cap(self) -> Ints:
+        return np.array([self._cap_after(trail) for trail in self._trail], dtype=np.int64)
+
+    @property
+    def work(self) -> Work:
+        return self._work + Work.none(self._work.layers)
+
+    @torch.inference_mode()
+    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+        tokens = self._checked_tokens(tokens)
+        forced = None if depth is None else self._checked_depth(depth, tokens.shape)
+        ids = torch.from_numpy(tokens).to(self._stepper.device)
+        if forced is not None and (forced == forced[:, :1]).all():
+            return as_step(self.advance(ids, forced), len(self._step.column))
+        columns = [
+            as_step(self.advance(ids[:, i : i + 1], None if forced is None else forced[:, i : i + 1]), len(self._step.column))
+            for i in range(tokens.shape[1])
+        ]
+        return Step(*(np.concatenate([getattr(c, name) for c in columns], axis=1) for name in ("logits", "depth", "signal")))
+
+    def rollback(self, length: Ints) -> None:
+        length = self._checked_length(length, "rollback")
+        for row, kept in enumerate(length):
+            del self._trail[row][kept:]
+        self._cache.truncate(length)
+
+    def commit(self, length: Ints) -> None:
+        length = self._checked_length(length, "commit")
+        self._committed = length
+        if self._monotone:
+            self._cache.free(np.array([self._cap_after(t[:n]) for t, n in zip(self._trail, length, strict=True)]))
+
+    def drop(self, rows: Ints) -> None:
+        gone = {int(row) for row in np.atleast_1d(rows)}
+        if not gone <= set(range(len(self._trail))):
+            raise BadArgument("rows", sorted(gone), f"rows in 0–{len(self._trail) - 1}")
+        self._cache.drop(np.array(sorted(gone), dtype=np.int64))
+        kept = [row for row in range(len(self._trail)) if row not in gone]
+        self._trail = [self._trail[row] for row in kept]
+        self._committed = self._committed[kept]
+
+    def close(self) -> None:
+        self._open = False
+        self._cache = None
+
+    # ------------------------------------------------------------ used by the timed path
+
+    def prefill(self, prompts: Sequence[Prompt]) -> Outcome:
+        """Prompts but their last positions in one forward at the ceiling, then the last positions as a first step."""
+        heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
+        lengths = np.array([len(head) for head in heads])
+        if lengths.max() > 0:
+            self._run_prompts(heads, lengths)
+        last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
+        return self.advance(last, None)
+
+    def advance(self, ids: Tensor, forced: Ints | None) -> Outcome:
+        """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n."""
+        length = self.length
+        positions = length[:, None] + np.arange(ids.shape[1])
+        frame = self._stepper.frame(positions, self._cache)
+        if forced is None:
+            outcome = self._step.decide(ids, frame, self._cache, self.cap, self._work)
+        else:
+            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work)
+        for trail, depth in zip(self._trail, outcome.depth.tolist(), strict=True):
+            trail.extend([depth] * ids.shape[1])
+        return outcome
+
+    # ------------------------------------------------------------ private
+
+    def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> None:
+        rows = np.flatnonzero(lengths > 0)
+        widest = int(lengths.max())
+        tokens = np.zeros((len(rows), widest), dtype=np.int64)
+        for i, row in enumerate(rows):
+            tokens[i, : lengths[row]] = heads[row]
+        positions = np.broadcast_to(np.arange(widest), tokens.shape)
+        frame = self._stepper.frame(positions, self._cache, rows=rows, lengths=lengths[rows])
+        ceiling = self._point.ceiling
+        hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), frame)
+        self._stepper.run(hidden, 0, ceiling, frame, self._cache)
+        count_blocks(self._work, 0, ceiling, len(rows), widest, frame.keys)
+        for row in rows:
+            self._trail[row].extend([ceiling] * int(lengths[row]))
+
+    def _cap_after(self, trail: Sequence[int]) -> int:
+        return trail[-1] if self._monotone and trail else self._point.ceiling
+
+    def _checked_tokens(self, tokens: Ints) -> Ints:
+        if not self._open:
+            raise Closed("session is closed; start a new one")
+        tokens = np.asarray(tokens, dtype=np.int64)
+        if tokens.ndim != 2 or len(tokens) != len(self._trail) or tokens.shape[1] < 1:
+            raise BadArgument("tokens", tokens.shape, f"shape [{len(self._trail)}, n ≥ 1]")
+        require_vocabulary(tokens, self._stepper.vocabulary)
+        return tokens
+
+    def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
+        depth = np.asarray(depth, dtype=np.int64)
+        if depth.shape != shape:
+            raise BadArgument("depth", depth.shape, f"the shape of tokens, {list(shape)}")
+        caps = np.full(shape, self._point.ceiling)
+        if self._monotone:
+            caps = np.minimum.accumulate(np.concatenate([self.cap[:, None], depth[:, :-1]], axis=1), axis=1)
+        bad = np.argwhere((depth < 1) | (depth > caps))
+        if len(bad):
+            row, i = bad[0]
+            raise InadmissibleDepth(
+                f"depth[{row}, {i}]={depth[row, i]}, but row {row} admits 1–{caps[row, i]} here; "
+                "under the monotone schedule depth never rises again within a sequence"
+            )
+        return depth
+
+    def _checked_length(self, length: Ints, verb: str) -> Ints:
+        length = np.asarray(length, dtype=np.int64)
+        held = self.length
+        if length.shape != held.shape or (length > held).any() or (length < np.maximum(self._committed, 1)).any():
+            raise BadArgument(
+                "length", length.tolist(), f"between the committed {self._committed.tolist()} and the held {held.tolist()}",
+                f"nothing else can be the target of a {verb}",
+            )
+        return length
+
+
+@dataclass
+class _Log:
+    """Columns of ``Tokens`` under construction."""
+
+    rows: list[tuple[int, int, int, int, int, int]] = field(default_factory=list)
+    signal: list[Floats] = field(default_factory=list)
+
+    def prompt(self, row: int, tokens: Ints, ceiling: int, probes: int) -> None:
+        self.rows += [(row, i, int(token), ceiling, ceiling, PROMPT) for i, token in enumerate(tokens)]
+        self.signal += [np.full(probes, np.nan)] * len(tokens)
+
+    def decoded(self, row: int, position: int, token: int, depth: int, cap: int, signal: Floats) -> None:
+        self.rows.append((row, position, token, depth, cap, DECODE))
+        self.signal.append(signal)
+
+    def tokens(self) -> Tokens:
+        columns = np.array(self.rows, dtype=np.int64).T
+        sequence, position, token, depth, cap, phase = columns
+        return Tokens(
+            sequence, position, token, depth, cap, phase, np.zeros_like(token), np.ones(len(token), dtype=bool)
+        )
+
+
+class WalkedDecoder:
+    """The protocol's Decoder for any family that ``models.anatomy`` knows.
+
+    Raises:
+        BadArgument: a point for another number of layers.
+    """
+
+    def __init__(
+        self, stepper: Stepper, point: OperatingPoint, *, seed: int = 0, max_rows: int = 1, temperature: float = 0.0
+    ):
+        if point.layers != stepper.layers:
+            raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
+        self.stepper, self.point = stepper, point
+        self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
+        self._step = DecodingStep(stepper, point)
+        self.capabilities = Capabilities(max_feed=64, schedules=frozenset({"monotone", "free_eager"}))
+
+    @torch.inference_mode()
+    def start(self, prompts: Sequence[Prompt]) -> tuple[WalkedSession, Step]:
+        session, outcome = self._open(prompts, capacity=256)
+        return session, as_step(outcome, len(self.point.probes))
+
+    @torch.inference_mode()
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        """Decode up to ``max_new`` tokens per row; a row ends with its stop token, which is emitted.
+
+        Raises:
+            BadArgument: no prompt, an empty one, too many rows, a token outside the vocabulary, or more positions
+                than the model has.
+        """
+        if max_new < 1:
+            raise BadArgument("max_new", max_new, "at least one new token")
+        longest = max((len(p.tokens) for p in prompts), default=0)
+        self._require_room(longest + max_new - 1)
+        session, outcome = self._open(prompts, capacity=longest + max_new)
+        return self._decode(session, outcome, prompts, max_new, stop)
+
+    def synchronize(self) -> None:
+        if self.stepper.device.type == "cuda":
+            torch.cuda.synchronize(self.stepper.device)
+
+    def close(self) -> None:
+        """Nothing is held beyond the model, which belongs to the caller."""
+
+    # ------------------------------------------------------------ private
+
+    def _open(self, prompts: Sequence[Prompt], capacity: int) -> tuple[WalkedSession, Outcome]:
+        if not 1 <= len(prompts) <= self.max_rows:
+            raise BadArgument("prompts", f"{len(prompts)} prompts", f"1–{self.max_rows}", "ask for a larger max_rows")
+        for row, prompt in enumerate(prompts):
+            if len(prompt.tokens) == 0:
+                raise BadArgument(f"prompts[{row}]", [], "at least one token", "start with the model's opening token")
+            require_vocabulary(np.asarray(prompt.tokens), self.stepper.vocabulary)
+        self._require_room(max(len(p.tokens) for p in prompts))
+        session = WalkedSession(self.stepper, self._step, prompts, capacity)
+        return session, session.prefill(prompts)
+
+    def _require_room(self, positions: int) -> None:
+        limit = self.stepper.max_positions
+        if limit is not None and positions > limit:
+            raise BadArgument("positions", positions, f"at most {limit}, the positions of this model")
+
+    def _decode(
+        self, session: WalkedSession, outcome: Outcome, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+    ) -> Record:
+        log, sampler = _Log(), Sampler(len(prompts), self.temperature, self.seed)
+        probes, ceiling = len(self.point.probes), self.point.ceiling
+        for row, prompt in enumerate(prompts):
+            log.prompt(row, prompt.tokens[:-1], ceiling, probes)
+        fed = [int(prompt.tokens[-1]) for prompt in prompts]
+        position = [len(prompt.tokens) - 1 for prompt in prompts]
+        cap = [ceiling] * len(prompts)
+        emitted: list[list[int]] = [[] for _ in prompts]
+        reasons: list[StopReason] = ["length"] * len(prompts)
+        alive = list(range(len(prompts)))
+        while True:
+            picked = sampler.pick(outcome.logits[:, -1], alive)
+            finished = []
+            for i, (row, token, depth) in enumerate(zip(alive, picked.tolist(), outcome.depth.tolist(), strict=True)):
+                log.decoded(row, position[row], fed[row], depth, cap[row], outcome.signal[i])
+                emitted[row].append(token)
+                fed[row], position[row] = token, position[row] + 1
+                cap[row] = depth if self.point.schedule == "monotone" else ceiling
+                if token in stop:
+                    reasons[row] = "stop token"
+                    finished.append(i)
+                elif len(emitted[row]) == max_new:
+                    finished.append(i)
+            if len(finished) == len(alive):
+                break
+            if finished:
+                session.drop(np.array(finished))
+                keep = [i for i in range(len(alive)) if i not in set(finished)]
+                picked, alive = picked[keep], [alive[i] for i in keep]
+            session.commit(session.length)
+            outcome = session.advance(picked[:, None], None)
+        prompt_work = self._prompt_work(prompts)
+        return Record(
+            tokens=log.tokens(),
+            signal=np.array(log.signal).reshape(len(log.signal), probes),
+            emitted=[np.array(tokens, dtype=np.int64) for tokens in emitted],
+            stop=reasons,
+            work={0: session.work},
+            prompt_work={0: prompt_work},
+        )
+
+    def _prompt_work(self, prompts: Sequence[Prompt]) -> Work:
+        """What ``WalkedSession._run_prompts`` executed for these prompts."""
+        work = Work.none(self.stepper.layers)
+        widths = [len(p.tokens) - 1 for p in prompts if len(p.tokens) > 1]
+        if widths:
+            count_blocks(work, 0, self.point.ceiling, len(widths), max(widths), max(widths))
+        return work
+
+
+def as_step(outcome: Outcome, probes: int) -> Step:
+    """The protocol's NumPy view of an outcome; the signal of a chunk stands at its last position."""
+    rows, queries = outcome.logits.shape[:2]
+    signal = np.full((rows, queries, probes), np.nan)
+    signal[:, -1] = outcome.signal
+    return Step(
+        logits=outcome.logits.double().cpu().numpy(),
+        depth=np.repeat(outcome.depth[:, None], queries, axis=1),
+        signal=signal,
+    )
+
+
+def require_vocabulary(tokens: Ints, vocabulary: int) -> None:
+    """Raise BadArgument for a token id the model has no row for."""
+    bad = tokens[(tokens < 0) | (tokens >= vocabulary)]
+    if len(bad):
+        raise BadArgument("tokens", int(bad[0]), f"ids in 0–{vocabulary - 1}", "is this the model's own tokenizer?")

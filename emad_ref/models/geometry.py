@@ -1,0 +1,247 @@
+"""Sizes of a decoder-only model for FLOP formulas; from a config alone, no weights, no torch.
+
+One multiply-add counts as two; only matrix products and attention are counted, as PyTorch's own counter does. Per
+token and block, with D ``hidden``, H ``heads``, KV ``kv_heads``, hd ``head_dim``, I ``intermediate``:
+
+    2·D·H·hd + 4·D·KV·hd + 2·H·hd·D   projections of attention
+    + {2 | 3}·2·D·I                    MLP, plain or gated
+    + 4·H·hd·keys                      scores and their weighted sum
+
+and 2·E·V for a readout (E ``embedding_width``; + 2·D·E where E ≠ D).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+from emad_ref.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """``block_extras``, ``extras``: parameters of one block, and of the rest, that are no matrix product (norms, biases,
+    learned positions); they cost no FLOPs here.
+    """
+
+    family: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    gated: bool
+    vocabulary: int
+    embedding_width: int
+    tied: bool
+    block_extras: int = 0
+    extras: int = 0
+
+    def block_flops(self) -> int:
+        """FLOPs of one token through one block, without attention."""
+        out = 2 * self.heads * self.head_dim * self.hidden
+        return self.kv_fill_flops() + out + (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
+
+    def attention_flops(self, keys: int = 1) -> int:
+        """FLOPs of one query against ``keys`` keys in one layer."""
+        return 4 * self.heads * self.head_dim * keys
+
+    def kv_fill_flops(self) -> int:
+        """FLOPs of a K/V-only pass of one token through one layer, as executed: the query projection runs too."""
+        return 2 * self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+
+    def head_flops(self) -> int:
+        """FLOPs of reading one hidden state out over the full vocabulary."""
+        return 2 * self.embedding_width * self.vocabulary + self._projection_flops()
+
+    def input_flops(self) -> int:
+        """FLOPs of one token before the first block: 0 unless the embedding is projected to D."""
+        return self._projection_flops()
+
+    def parameters(self) -> int:
+        """Parameters of the whole model, tied ones once."""
+        tables = (1 if self.tied else 2) * self.vocabulary * self.embedding_width
+        projections = self._projection_flops()  # two matrices of D·E weights, and two FLOPs per weight
+        return self.layers * (self.block_flops() // 2 + self.block_extras) + tables + projections + self.extras
+
+    def _projection_flops(self) -> int:
+        return 0 if self.embedding_width == self.hidden else 2 * self.hidden * self.embedding_width
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """One family's config keys and the parameters beside its matrices, as functions of (config, geometry)."""
+
+    gated: bool
+    block_extras: Callable[[Any, Geometry], int]
+    extras: Callable[[Any, Geometry], int]
+    intermediate: str = "intermediate_size"
+
+
+def _attention_biases(g: Geometry) -> int:
+    return (g.heads + 2 * g.kv_heads) * g.head_dim
+
+
+def _all_biases(g: Geometry) -> int:
+    """Biases of query, key, value, output and both MLP matrices."""
+    return _attention_biases(g) + g.hidden + g.intermediate + g.hidden
+
+
+def _gpt_neox_block(c: Any, g: Geometry) -> int:
+    return 4 * g.hidden + g.intermediate + g.hidden + (_attention_biases(g) + g.hidden) * bool(c.attention_bias)
+
+
+def _opt_block(c: Any, g: Geometry) -> int:
+    return 4 * g.hidden * bool(c.layer_norm_elementwise_affine) + _all_biases(g) * bool(c.enable_bias)
+
+
+def _opt_rest(c: Any, g: Geometry) -> int:
+    normed = c.do_layer_norm_before and not c._remove_final_layer_norm and c.layer_norm_elementwise_affine
+    return 2 * g.hidden * bool(normed) + (c.max_position_embeddings + 2) * g.hidden
+
+
+def _llama_block(c: Any, g: Geometry) -> int:
+    attention = (_attention_biases(g) + g.hidden) * bool(getattr(c, "attention_bias", False))
+    return 2 * g.hidden + attention + (2 * g.intermediate + g.hidden) * bool(getattr(c, "mlp_bias", False))
+
+
+def _phi_block(c: Any, g: Geometry) -> int:
+    return 2 * g.hidden + _all_biases(g) + 4 * (g.hidden // g.heads) * bool(c.qk_layernorm)
+
+
+_FAMILIES: dict[str, _Sizes] = {
+    "gpt_neox": _Sizes(False, _gpt_neox_block, lambda c, g: 2 * g.hidden),
+    "opt": _Sizes(False, _opt_block, _opt_rest, "ffn_dim"),
+    "gpt2": _Sizes(
+        False,
+        lambda c, g: 4 * g.hidden + _all_biases(g),
+        lambda c, g: 2 * g.hidden + c.max_position_embeddings * g.hidden,
+        "n_inner",
+    ),
+    "llama": _Sizes(True, _llama_block, lambda c, g: g.hidden),
+    "mistral": _Sizes(True, lambda c, g: 2 * g.hidden, lambda c, g: g.hidden),
+    "qwen2": _Sizes(True, lambda c, g: 2 * g.hidden + _attention_biases(g), lambda c, g: g.hidden),
+    "qwen3": _Sizes(True, lambda c, g: _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden),
+    "olmo2": _Sizes(
+        True, lambda c, g: _llama_block(c, g) + (g.heads + g.kv_heads) * g.head_dim, lambda c, g: g.hidden
+    ),
+    "phi": _Sizes(False, _phi_block, lambda c, g: 2 * g.hidden + g.vocabulary),
+    "gemma2": _Sizes(True, lambda c, g: 2 * g.hidden + _llama_block(c, g), lambda c, g: g.hidden),
+    "gemma3_text": _Sizes(
+        True, lambda c, g: 2 * g.hidden + _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden
+    ),
+}
+
+
+def geometry_of(config: Any) -> Geometry:
+    """Geometry of a transformers config (its text part).
+
+    Raises:
+        BadArgument: a family without a row.
+    """
+    return _sized(config.get_text_config())
+
+
+def _sized(config: Any) -> Geometry:
+    if config.model_type not in _FAMILIES:
+        raise BadArgument("model_type", config.model_type, f"one of {', '.join(sorted(_FAMILIES))}")
+    sizes = _FAMILIES[config.model_type]
+    hidden, heads = config.hidden_size, config.num_attention_heads
+    bare = Geometry(
+        family=config.model_type,
+        layers=config.num_hidden_layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or hidden // heads,
+        intermediate=getattr(config, sizes.intermediate) or 4 * hidden,  # GPT-2 leaves n_inner empty
+        gated=sizes.gated,
+        vocabulary=config.vocab_size,
+        embedding_width=getattr(config, "word_embed_proj_dim", None) or hidden,
+        tied=bool(config.tie_word_embeddings),
+    )
+    return replace(bare, block_extras=sizes.block_extras(config, bare), extras=sizes.extras(config, bare))
+
+
+def _pythia(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "gpt_neox", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden, "vocab_size": 50304, "max_position_embeddings": 2048, "rotary_pct": 0.25,
+        "tie_word_embeddings": False, "attention_bias": True,
+    }  # fmt: skip
+
+
+def _opt(hidden: int, layers: int, heads: int, **others: Any) -> dict[str, Any]:
+    return {
+        "model_type": "opt", "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "ffn_dim": 4 * hidden, "vocab_size": 50272, "max_position_embeddings": 2048, "word_embed_proj_dim": hidden,
+        "tie_word_embeddings": True, "enable_bias": True, "layer_norm_elementwise_affine": True,
+        "do_layer_norm_before": True, "_remove_final_layer_norm": False, **others,
+    }  # fmt: skip
+
+
+def _grouped(family: str, hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, vocabulary: int,
+             tied: bool, positions: int, rotary: dict[str, Any]) -> dict[str, Any]:  # fmt: skip
+    return {
+        "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "intermediate_size": intermediate, "vocab_size": vocabulary,
+        "tie_word_embeddings": tied, "max_position_embeddings": positions, "rms_norm_eps": 1e-6 if family == "qwen2" else 1e-5,
+        "rope_parameters": rotary,
+    }  # fmt: skip
+
+
+def _llama3_rotary(factor: float) -> dict[str, Any]:
+    return {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+
+
+_QWEN_ROTARY = {"rope_type": "default", "rope_theta": 1000000.0}
+_PUBLISHED: dict[str, dict[str, Any]] = {
+    "pythia-70m": _pythia(512, 6, 8),
+    "pythia-160m": _pythia(768, 12, 12),
+    "pythia-410m": _pythia(1024, 24, 16),
+    "pythia-1b": _pythia(2048, 16, 8),
+    "pythia-1.4b": _pythia(2048, 24, 16),
+    "opt-125m": _opt(768, 12, 12),
+    "opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": _opt(2048, 24, 32),
+    "gpt2": {
+        "model_type": "gpt2", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "n_inner": None,
+        "vocab_size": 50257, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    },  # fmt: skip
+    "llama-7b": _grouped(
+        "llama", 4096, 32, 32, 32, 11008, 32000, False, 2048, {"rope_type": "default", "rope_theta": 10000.0}
+    ),
+    "llama-3.2-3b": _grouped("llama", 3072, 28, 24, 8, 8192, 128256, True, 131072, _llama3_rotary(32.0)),
+    # the text part: 32 of its 40 layers attend to text, the other 8 to an image and are skipped without one
+    "llama-3.2-11b": _grouped("llama", 4096, 32, 32, 8, 14336, 128256, False, 131072, _llama3_rotary(8.0)),
+    "qwen2.5-0.5b": _grouped("qwen2", 896, 24, 14, 2, 4864, 151936, True, 32768, _QWEN_ROTARY),
+    "qwen2.5-1.5b": _grouped("qwen2", 1536, 28, 12, 2, 8960, 151936, True, 131072, _QWEN_ROTARY),
+    "qwen2.5-14b": _grouped("qwen2", 5120, 48, 40, 8, 13824, 152064, False, 131072, _QWEN_ROTARY),
+}
+PUBLISHED_NAMES: tuple[str, ...] = tuple(_PUBLISHED)
+
+
+def published_config(name: str) -> dict[str, Any]:
+    """The config of a published model, ``model_type`` included, as far as it determines shapes and positions.
+
+    Raises:
+        BadArgument: an unknown name.
+    """
+    if name not in _PUBLISHED:
+        raise BadArgument("name", name, f"one of {', '.join(PUBLISHED_NAMES)}")
+    return dict(_PUBLISHED[name])
+
+
+def geometry_named(name: str) -> Geometry:
+    """Geometry of a published model, from constants: ``geometry_named("pythia-410m").head_flops()`` needs no network.
+
+    Raises:
+        BadArgument: an unknown name.
+    """
+    return _sized(SimpleNamespace(**published_config(name)))

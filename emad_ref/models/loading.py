@@ -1,0 +1,299 @@
+"""Names → weights: bundled, on the hub, in a local folder, random of a known geometry, or constructed as a control.
+
+The only place that loads a model. What a name means, in this order:
+
+    control:identity-upper   a random 12-layer GPT-NeoX whose blocks above layer 4 do nothing
+    random:NAME              the geometry of a published or bundled model with seeded random weights
+    emad-tiny, …             a folder bundled with this package (``bundled_names()``)
+    pythia-410m, …           a short name of a hub repository (``HUB``)
+    PATH                     a folder with config.json, weights and tokenizer
+    OWNER/REPOSITORY         the hub
+
+Code from a repository is never run; weights come from safetensors, or from .bin files read weights-only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub.errors import HfHubHTTPError
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+
+HUB: dict[str, str] = {
+    "pythia-70m": "EleutherAI/pythia-70m",
+    "pythia-160m": "EleutherAI/pythia-160m",
+    "pythia-410m": "EleutherAI/pythia-410m",
+    "pythia-1b": "EleutherAI/pythia-1b",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "opt-125m": "facebook/opt-125m",
+    "opt-350m": "facebook/opt-350m",
+    "opt-1.3b": "facebook/opt-1.3b",
+    "gpt2": "openai-community/gpt2",
+    "llama-7b": "huggyllama/llama-7b",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+}
+CONTROLS = ("control:identity-upper",)
+IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+class ModelUnavailable(EmadError):
+    """Weights that could not be had: not there, not allowed, or no network."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model ready to be walked.
+
+    ``model`` a transformers causal LM in eval mode; ``tokenizer`` None where there is none (random weights of a
+    published geometry); ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device;
+    ``trained`` False for random weights, about which quality claims say nothing; ``provenance`` plain JSON values.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any | None
+    fingerprint: str
+    geometry: Geometry
+    trained: bool
+    provenance: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where a name leads. ``place``: folder or hub id; ``hub_id`` set for the hub only."""
+
+    kind: str
+    place: str
+    hub_id: str | None = None
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Names of the models that come with this package, sorted."""
+    folder = _bundled_folder()
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()))
+
+
+def known_names() -> tuple[str, ...]:
+    """Every name that needs no path and no owner."""
+    return (*bundled_names(), *HUB, *CONTROLS)
+
+
+def load(
+    name: str,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype | None = None,
+    revision: str | None = None,
+    seed: int = 0,
+) -> Loaded:
+    """Load a model by name (see the module's docstring).
+
+    ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
+    branch, tag or commit; ``seed`` draws random weights.
+
+    Raises:
+        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub.
+        ModelUnavailable: weights that cannot be had.
+    """
+    source = _source_of(name)
+    if revision is not None and source.hub_id is None:
+        raise BadArgument("revision", revision, "None", f"{name} is not on the hub")
+    precision = dtype or torch.float32
+    model, tokenizer = _MAKERS[source.kind](source, name, precision, revision, seed)
+    model = model.to(device=device, dtype=precision).eval()
+    return Loaded(
+        name=name,
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint_of(model, tokenizer),
+        geometry=geometry_of(model.config),
+        trained=source.kind not in ("random", "control"),
+        provenance={
+            "name": name,
+            "source": source.kind,
+            "hub_id": source.hub_id,
+            "revision": revision,
+            "commit": getattr(model.config, "_commit_hash", None),
+            "seed": seed if source.kind in ("random", "control") else None,
+            "dtype": str(precision).removeprefix("torch."),
+            "device": str(device),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+    )
+
+
+def fingerprint_of(model: nn.Module, tokenizer: Any | None) -> str:
+    """sha256, hex, over the config, every parameter's name, shape, dtype and bytes, and the tokenizer.
+
+    About a second per GB. Paths, library versions and the device do not enter.
+    """
+    digest = hashlib.sha256()
+    config = model.config.to_dict()
+    for key in ("_name_or_path", "transformers_version", "_commit_hash", "dtype", "torch_dtype", "architectures"):
+        config.pop(key, None)
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    if tokenizer is not None:
+        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+    return digest.hexdigest()
+
+
+# ---------------------------------------------------------------- names
+
+
+def _source_of(name: str) -> _Source:
+    if name in CONTROLS:
+        return _Source("control", name)
+    if name.startswith("random:"):
+        return _Source("random", name.removeprefix("random:"))
+    if name in bundled_names():
+        return _Source("bundled", str(_bundled_folder() / name))
+    if name in HUB:
+        return _Source("hub", HUB[name], HUB[name])
+    if Path(name).is_dir():
+        return _Source("folder", name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return _Source("hub", name, name)
+    raise BadArgument(
+        "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
+    )
+
+
+def _bundled_folder() -> Path:
+    return Path(str(files("emad_ref.models") / "weights"))
+
+
+# ---------------------------------------------------------------- weights
+
+
+def _stored(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+    """Model and tokenizer from a folder or the hub."""
+    where = {"revision": revision} if revision else {}
+    config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
+    anatomy_of(config.get_text_config())  # before gigabytes are fetched
+    model = _reach(
+        source,
+        name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            source.place, config=config, dtype=dtype, trust_remote_code=False, weights_only=True, **where
+        ),
+    )
+    if source.hub_id is None and not any((Path(source.place) / file).is_file() for file in TOKENIZER_FILES):
+        return model, None
+    return model, _reach(source, name, lambda: _tokenizer(source.place, **where))
+
+
+def _tokenizer(place: str, **where: str) -> Any:
+    return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
+
+
+def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
+    """Run one ``from_pretrained``; every way it fails for want of files becomes one error."""
+    try:
+        return action()
+    except (OSError, HfHubHTTPError) as error:
+        what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
+        raise ModelUnavailable(
+            f"name={name!r}, but its {what} could not be read; download it elsewhere (config, weights, tokenizer) and pass "
+            f"the folder as the name, or use one of {', '.join(bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
+        ) from error
+    except ValueError as error:
+        raise BadArgument(
+            "name", name, "a family that transformers knows without code from the repository", _first_line(error)
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def _random(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+    """Random weights of a known geometry; a bundled one keeps its tokenizer."""
+    if source.place in bundled_names():
+        folder = str(_bundled_folder() / source.place)
+        config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
+    elif source.place in PUBLISHED_NAMES:
+        config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
+    else:
+        raise BadArgument("name", name, f"random: and one of {', '.join((*bundled_names(), *PUBLISHED_NAMES))}")
+    anatomy_of(config.get_text_config())
+    return _with_random_weights(config, seed), tokenizer
+
+
+def _with_random_weights(config: Any, seed: int) -> Any:
+    """Weights under which every layer changes the state about as much as it passes on.
+
+    The usual initialisation (standard deviation 0.02) makes blocks nearly the identity: a decoder that skips a layer
+    would go unnoticed.
+    """
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    tables = {id(model.get_input_embeddings().weight)}
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.1)
+            else:
+                scale = 0.5 if id(parameter) in tables else parameter.shape[-1] ** -0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator).mul_(scale))
+    model.tie_weights()
+    return model
+
+
+def _control(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+    """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
+
+    It reads text with the bundled tokenizer, which all bundled models share.
+    """
+    config = GPTNeoXConfig(
+        vocab_size=512,
+        hidden_size=64,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        intermediate_size=256,
+        max_position_embeddings=512,
+        rotary_pct=0.25,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+    model = _with_random_weights(config, seed)
+    with torch.no_grad():
+        for block in model.gpt_neox.layers[IDENTITY_ABOVE:]:
+            for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):
+                matrix.weight.zero_()
+                matrix.bias.zero_()
+    readable = [bundled for bundled in bundled_names() if (_bundled_folder() / bundled / "tokenizer.json").is_file()]
+    return model, _tokenizer(str(_bundled_folder() / readable[0])) if readable else None
+
+
+_MAKERS: dict[str, Callable[..., tuple[Any, Any | None]]] = {
+    "bundled": _stored,
+    "folder": _stored,
+    "hub": _stored,
+    "random": _random,
+    "control": _control,
+}

@@ -1,0 +1,327 @@
+"""A causal language model as embed → layers first+1 … last → logits, one call each.
+
+    hidden = stepper.embed(tokens, frame)                # [rows, n, D]
+    hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j blocks
+    logits = stepper.logits(hidden)                      # head(norm(h_j)), the readout at any depth
+
+The blocks are the Hugging Face modules themselves, called in turn: full depth is the model's own forward to the bit
+where the masks agree, and a checkpoint needs no conversion. What a forward needs once (positions, masks, rotary
+tables) is a ``Frame``. Construction compares full-depth logits with ``model(ids).logits``: an unknown or changed
+family fails loudly.
+
+No loop over tokens, no exits, no sampling. Call under ``torch.inference_mode()``. Layers count from 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of, layer_kinds
+from emad_ref.models.cache import Cache
+from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.record import Ints
+
+CHECKED_ROWS, CHECKED_TOKENS = 2, 12
+# largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
+# numbers instead of flags; a wrong family is off by the order of 1
+CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+FIRST_TABLE = 256  # positions a rotary table starts with; it doubles
+
+
+class ModelMismatch(EmadError):
+    """Walking the layers does not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
+
+    def __init__(self, family: str, relative: float, tolerance: float):
+        self.relative = relative
+        super().__init__(
+            f"model_type={family!r}, but its layers walked one by one give logits off by {relative:.2e} of the largest "
+            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/anatomy.py does not fit this "
+            "checkpoint or this version of transformers"
+        )
+
+
+class Frame:
+    """What the blocks of one forward need, computed once: positions, masks, rotary tables. Made by ``Stepper.frame``.
+
+    ``rows``, ``starts``, ``ends``: per row, its session row, first position, and length after a layer ran.
+    ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys every query is executed
+    against, padding and masked ones included.
+    """
+
+    __slots__ = ("stepper", "rows", "starts", "lengths", "ends", "start", "queries", "keys", "cached",
+                 "_slots", "_arguments", "_taken", "_writer")  # fmt: skip
+
+    def __init__(
+        self, stepper: Stepper, rows: tuple[int, ...], starts: tuple[int, ...], lengths: tuple[int, ...], queries: int, cached: bool
+    ):
+        self.stepper, self.rows, self.starts, self.lengths, self.queries, self.cached = (
+            stepper, rows, starts, lengths, queries, cached
+        )  # fmt: skip
+        self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
+        self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
+        self.keys = max(starts) + queries
+        self._slots: Tensor | None = None
+        self._taken: dict[tuple[int, ...], Frame] = {}
+        self._writer: _Writer | None = None
+        self._arguments = {kind: self._arguments_of(kind) for kind in stepper.kinds}
+
+    def take(self, keep: Ints) -> Frame:
+        """The frame of a subset of its rows: ``keep`` int64 indices into them; ``hidden[keep]`` goes with it."""
+        chosen = tuple(np.asarray(keep, dtype=np.int64).tolist())
+        if chosen not in self._taken:
+            if not chosen or not all(0 <= i < len(self.rows) for i in chosen):
+                raise BadArgument("keep", list(chosen), f"some indices in 0–{len(self.rows) - 1}")
+            picked = (tuple(column[i] for i in chosen) for column in (self.rows, self.starts, self.lengths))
+            self._taken[chosen] = Frame(self.stepper, *picked, self.queries, self.cached)
+        return self._taken[chosen]
+
+    def slots(self) -> Tensor:
+        """int64 [rows, n] positions on the device."""
+        if self._slots is None:
+            first = torch.tensor(self.starts, device=self.stepper.device)
+            self._slots = first[:, None] + torch.arange(self.queries, device=self.stepper.device)
+        return self._slots
+
+    def arguments(self, cache: Cache | None) -> dict[str, dict[str, Any]]:
+        """Keyword arguments of a block, per kind of layer."""
+        if (cache is not None) != self.cached:
+            raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
+        if cache is not None and (self._writer is None or self._writer.cache is not cache):
+            self._writer = _Writer(cache, self)
+            for arguments in self._arguments.values():
+                arguments[self.stepper.anatomy.cache_keyword] = self._writer
+        return self._arguments
+
+    def _arguments_of(self, kind: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"attention_mask": self._mask(self.stepper.window if kind == SLIDING else None)}
+        if self.stepper.rotary is not None:
+            arguments["position_embeddings"] = self._rotary(kind)
+        return arguments
+
+    def _rotary(self, kind: str) -> tuple[Tensor, Tensor]:
+        """(cos, sin), [1, n, d] if all rows start at the same position, else [rows, n, d]."""
+        cos, sin = self.stepper.rotary_table(kind, self.keys)
+        if self.start is not None:
+            return cos.narrow(1, self.start, self.queries), sin.narrow(1, self.start, self.queries)
+        return cos[0][self.slots()], sin[0][self.slots()]
+
+    def _mask(self, window: int | None) -> Tensor | None:
+        """Additive mask [rows or 1, 1, n, keys], or None where attending to everything, or SDPA's causal flag, is right.
+
+        A query at position p sees slots s ≤ p and, in a window of w, s > p − w.
+        """
+        windowed = window is not None and self.keys > window
+        if self.start is not None and not windowed:
+            # SDPA's flag aligns query i with key i, so it is only right when there is nothing before the chunk
+            if self.queries == 1 or (self.stepper.kernel == "sdpa" and self.start == 0):
+                return None
+        here = self.slots() if self.start is None else self.slots()[:1]
+        there = torch.arange(self.keys, device=here.device)
+        seen = there <= here[:, :, None]
+        if window is not None and windowed:
+            seen &= there > here[:, :, None] - window
+        hidden = torch.finfo(self.stepper.dtype).min
+        return torch.zeros(seen.shape, dtype=self.stepper.dtype, device=here.device).masked_fill_(~seen, hidden)[:, None]
+
+
+class _Writer:
+    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over."""
+
+    __slots__ = ("cache", "_layers", "_frame")
+
+    def __init__(self, cache: Cache, frame: Frame):
+        self.cache, self._layers, self._frame = cache, cache.layers, frame
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self._layers[layer_idx].write(keys, values, self._frame)
+
+
+class _Stored(Exception):
+    """Leaves a block once its K and V are stored."""
+
+
+class _Filler(_Writer):
+    """A writer that ends the block: its attention and MLP never run."""
+
+    __slots__ = ()
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> NoReturn:
+        super().update(keys, values, layer_idx)
+        raise _Stored
+
+
+class Stepper:
+    """Walks one model on one device.
+
+    ``model``: a transformers causal LM in eval mode, of a family in ``models.anatomy``, with sdpa or eager attention.
+    ``check``: compare full-depth logits with the model's own (two forwards of 2 × 12 tokens).
+
+    Raises:
+        BadArgument: a family without a row, training mode, several devices, another attention implementation.
+        ModelMismatch: the walk does not reproduce the model.
+    """
+
+    def __init__(self, model: nn.Module, *, check: bool = True):
+        config = model.config.get_text_config()
+        self.model, self.config, self.anatomy = model, config, anatomy_of(config)
+        self.geometry: Geometry = geometry_of(config)
+        self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
+        self.kernel: str = config._attn_implementation
+        self._require_usable(model)
+        decoder = model.get_decoder()
+        blocks, kinds = list(getattr(decoder, self.anatomy.blocks)), layer_kinds(config)
+        self._blocks = list(zip(blocks, kinds, strict=True))
+        self.kinds: tuple[str, ...] = tuple(sorted(set(kinds)))
+        self.window: int | None = config.sliding_window if SLIDING in kinds else None
+        self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
+        self._final_norm = getattr(decoder, self.anatomy.final_norm)
+        self._project_in = _named(decoder, self.anatomy.project_in)
+        self._project_out = _named(decoder, self.anatomy.project_out)
+        self._positions = _named(decoder, self.anatomy.positions)
+        self.rotary = _named(decoder, self.anatomy.rotary)
+        self._softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
+        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
+        self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
+        if check:
+            self._compare_with_model()
+
+    @property
+    def max_positions(self) -> int:
+        """Positions the model was made for; a table of learned positions holds no more."""
+        return int(self.config.max_position_embeddings)
+
+    def new_cache(self, rows: int, capacity: int = 256) -> Cache:
+        """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
+        return Cache(self.layers, rows, capacity)
+
+    def frame(
+        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> Frame:
+        """Prepare one forward.
+
+        ``positions`` int64 [rows, n], consecutive in each row; without a cache they start at 0.
+        ``rows`` int64 [rows] session rows taking part, ascending; all by default.
+        ``lengths`` int64 [rows] valid tokens of a chunk padded on the right, 1…n; n by default. What is computed for
+        the padding is meaningless and gets overwritten.
+
+        Raises:
+            BadArgument: other shapes or values, or positions beyond a table of learned positions.
+        """
+        positions = np.asarray(positions)
+        if positions.ndim != 2 or 0 in positions.shape:
+            raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
+        count, queries = positions.shape
+        starts = tuple(positions[:, 0].tolist())
+        if queries > 1 and (np.diff(positions, axis=1) != 1).any():
+            raise BadArgument("positions", positions.tolist(), "consecutive positions in each row")
+        if min(starts) < 0 or (cache is None and max(starts) > 0):
+            raise BadArgument("positions", list(starts), "first positions ≥ 0, and 0 without a cache")
+        if self._positions is not None and max(starts) + queries > self.max_positions:
+            raise BadArgument("positions", max(starts) + queries - 1, f"below {self.max_positions}, the learned positions")
+        present = count if cache is None else cache.rows
+        chosen = tuple(range(present)) if rows is None else tuple(np.asarray(rows).tolist())
+        if len(chosen) != count or list(chosen) != sorted({*range(present)} & {*chosen}):
+            raise BadArgument("rows", list(chosen), f"{count} ascending rows of 0–{present - 1}, as many as positions has")
+        valid = (queries,) * count if lengths is None else tuple(np.asarray(lengths).tolist())
+        if len(valid) != count or not all(1 <= n <= queries for n in valid):
+            raise BadArgument("lengths", list(valid), f"{count} lengths in 1–{queries}")
+        return Frame(self, chosen, starts, valid, queries, cache is not None)
+
+    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+        """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
+        hidden = self._embedding(tokens)
+        if self._project_in is not None:
+            hidden = self._project_in(hidden)
+        if self._positions is not None:
+            table, offset = self._positions.weight, self.anatomy.position_offset
+            at = table[frame.slots() + offset] if frame.start is None else table.narrow(0, frame.start + offset, frame.queries)
+            hidden = hidden + at
+        return hidden
+
+    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+        """h_last from h_first, [rows, n, D]: executes layers first+1 … last and writes their K/V.
+
+        Raises:
+            BadArgument: not 0 ≤ first ≤ last ≤ L.
+            MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
+        """
+        if not 0 <= first <= last <= self.layers:
+            raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {self.layers}")
+        if cache is not None:
+            cache.require(first, last, frame)
+        arguments = frame.arguments(cache)
+        for block, kind in self._blocks[first:last]:
+            hidden = block(hidden, **arguments[kind])
+        return hidden
+
+    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+        """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
+
+        Executes the block's norm and its query, key and value projections.
+
+        Raises:
+            BadArgument: no such layer.
+            MissingEntry: as in ``run``.
+        """
+        if not 1 <= layer <= self.layers:
+            raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
+        cache.require(layer - 1, layer, frame)
+        block, kind = self._blocks[layer - 1]
+        arguments = {**frame.arguments(cache)[kind], self.anatomy.cache_keyword: _Filler(cache, frame)}
+        try:
+            block(hidden, **arguments)
+        except _Stored:
+            return
+        raise AssertionError(f"layer {layer} never updated its cache")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+        if self._final_norm is not None:
+            hidden = self._final_norm(hidden)
+        if self._project_out is not None:
+            hidden = self._project_out(hidden)
+        logits = self._head(hidden)
+        if self._softcap is not None:
+            logits = torch.tanh(logits / self._softcap) * self._softcap
+        return logits
+
+    def rotary_table(self, kind: str, positions: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards."""
+        key = kind if self.anatomy.rotary_per_kind else FULL
+        if key not in self._tables or self._tables[key][0].shape[1] < positions:
+            held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
+            # tensors made in inference mode cannot take part in a later forward outside it
+            with torch.inference_mode(False), torch.no_grad():
+                at = torch.arange(max(positions, 2 * held), device=self.device)[None]
+                like = torch.empty(0, dtype=self.dtype, device=self.device)
+                self._tables[key] = self.rotary(like, at, kind) if self.anatomy.rotary_per_kind else self.rotary(like, at)
+        return self._tables[key]
+
+    def _require_usable(self, model: nn.Module) -> None:
+        if model.training:
+            raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
+        devices = sorted({str(p.device) for p in model.parameters()})
+        if len(devices) != 1:
+            raise BadArgument("devices", devices, "one device for all parameters")
+        if self.kernel not in ATTENTION_KERNELS:
+            raise BadArgument("attn_implementation", self.kernel, " or ".join(ATTENTION_KERNELS))
+
+    @torch.inference_mode()
+    def _compare_with_model(self) -> None:
+        ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
+        frame = self.frame(np.tile(np.arange(CHECKED_TOKENS), (CHECKED_ROWS, 1)), None)
+        mine = self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, None)).double()
+        theirs = self.model(ids, use_cache=False).logits.double()
+        relative = float((mine - theirs).abs().max() / theirs.abs().max()) if mine.shape == theirs.shape else float("inf")
+        tolerance = CHECK_TOLERANCE[self.dtype]
+        if not relative <= tolerance:  # NaN too
+            raise ModelMismatch(self.config.model_type, relative, tolerance)
+
+
+def _named(decoder: nn.Module, name: str | None) -> nn.Module | None:
+    return None if name is None else getattr(decoder, name)

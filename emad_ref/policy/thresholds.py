@@ -1,0 +1,56 @@
+"""Rules as plain points: where thresholds come from.
+
+Every rule here is the same comparison, signal_ℓ ≤ τ_ℓ, with another τ:
+
+``emad``           τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details"); the calibrated targets are an argument.
+``fixed_entropy``  τ_ℓ = h₀ at every probe (EMAD's confidence baseline).
+``full``, ``truncation``  no probes; see ``emad_ref.point``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emad_ref.point import OperatingPoint
+from emad_ref.record import Bools, Floats
+
+
+def default_probes(layers: int) -> tuple[int, ...]:
+    """Every 4 layers for small models, every 8 from 32 layers on (EMAD, "Calibration data"); every 2 below 12."""
+    stride = 2 if layers < 12 else 4 if layers < 32 else 8
+    return tuple(range(stride, layers, stride))
+
+
+def entropy_matched(
+    layers: int, probes: Sequence[int], targets_nats: Sequence[float], margin_nats: float = 0.0, schedule: str = "monotone"
+) -> OperatingPoint:
+    """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
+    return OperatingPoint(
+        name=f"emad m={margin_nats:.2f}" + ("" if schedule == "monotone" else f" {schedule}"),
+        family="emad",
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=(tuple(float(target) - margin_nats for target in targets_nats),),
+        schedule=schedule,  # type: ignore[arg-type]  # the point validates the name and says which exist
+        margin_nats=margin_nats,
+    )
+
+
+def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
+    """One threshold h₀ for every probe, no profile."""
+    return OperatingPoint(
+        name=f"fixed h0={h0_nats:.2f}",
+        family="fixed_entropy",
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=((h0_nats,) * len(tuple(probes)),),
+    )
+
+
+def fires(point: OperatingPoint, signal: Floats) -> Bools:
+    """[tokens, probes] whether each probe's rule fires on ``signal`` [tokens, probes]; NaN never fires."""
+    return signal <= np.asarray(point.thresholds[0], dtype=signal.dtype)

@@ -1,0 +1,61 @@
+"""The loss table: what each operating point costs in quality and saves in FLOPs, from replays of one trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.record import Floats
+from emad_ref.replay import Replay, decode_work, replay, replay_all, sums
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
+
+    ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens).
+    """
+
+    point: OperatingPoint
+    mean_depth: float
+    depth_p50: float
+    depth_p90: float
+    depth_shares: dict[int, float]
+    gross_reduction: float
+    net_reduction: float
+    nll_nats: Floats
+    perplexity: float
+    perplexity_rise: float
+
+
+def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay) -> Loss:
+    """Compare one replay with the full-depth replay of the same trace."""
+    mine = flops(decode_work(trace.position, replayed.depth, replayed.point), geometry)
+    full = flops(decode_work(trace.position, reference.depth, reference.point), geometry)
+    depth = replayed.depth
+    values, counts = np.unique(depth, return_counts=True)
+    mean, mean_reference = replayed.nll_nats.mean(), reference.nll_nats.mean()
+    return Loss(
+        point=replayed.point,
+        mean_depth=float(depth.mean()),
+        depth_p50=float(np.percentile(depth, 50)),
+        depth_p90=float(np.percentile(depth, 90)),
+        depth_shares={int(v): float(c / len(depth)) for v, c in zip(values, counts, strict=True)},
+        gross_reduction=1 - mine.gross / full.gross,
+        net_reduction=1 - mine.total / full.total,
+        nll_nats=sums(trace, replayed.nll_nats),
+        perplexity=float(np.exp(mean)),
+        perplexity_rise=float(np.expm1(mean - mean_reference)),
+    )
+
+
+def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[Loss]:
+    """One row per point, in order."""
+    reference = replay(trace, full_depth(trace.layers))
+    return [loss_of(trace, geometry, replayed, reference) for replayed in replay_all(trace, points)]

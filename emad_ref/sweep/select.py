@@ -1,0 +1,32 @@
+"""Choosing a point from a loss table (EMAD, "Select margin m on a small validation set"; METHODS, "Margin selection")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from emad_ref.sweep.losses import Loss
+
+PERPLEXITY_POINTS = 0.1  # the paper's bound
+PERPLEXITY_RELATIVE = 0.01  # ours beside it: at perplexity 1.4 the paper's 0.1 alone would be 7 %
+
+
+def within_bounds(row: Loss, reference_perplexity: float) -> bool:
+    """Validation drop ≤ min(0.1 perplexity points, 1 % relative)."""
+    drop = row.perplexity - reference_perplexity
+    return drop <= PERPLEXITY_POINTS and row.perplexity_rise <= PERPLEXITY_RELATIVE
+
+
+def cheapest_within_bounds(table: Sequence[Loss], reference_perplexity: float) -> Loss | None:
+    """The row of smallest mean depth whose validation drop is within bounds; None when there is none."""
+    admissible = [row for row in table if within_bounds(row, reference_perplexity)]
+    return min(admissible, key=lambda row: row.mean_depth, default=None)
+
+
+def equal_flops(table: Sequence[Loss], net_reduction: float) -> Loss | None:
+    """The best-quality row that costs at least as much as a point of ``net_reduction`` would allow.
+
+    For a comparison at equal FLOPs the rival is given the benefit: the row of lowest perplexity among those whose net
+    reduction is at least ``net_reduction``; where none saves that much, None.
+    """
+    affordable = [row for row in table if row.net_reduction >= net_reduction]
+    return min(affordable, key=lambda row: row.perplexity, default=None)

@@ -1,0 +1,87 @@
+"""Right or wrong under adaptive depth: examples → token sequences → correctness at any depths.
+
+``choice``  every option is teacher-forced after the prompt and decided under the rule from the prompt's last position
+            on; the option of the highest summed log-likelihood is the answer.
+``exact``   greedy decoding gives the answer if and only if, teacher-forced on it, the argmax at D_t is the next answer
+            token at every position: as long as it has been right, the history is the same.
+``runs``    needs real decoding: ``programs.passes`` on prompt + continuation + asserts.
+
+So the first two are decided at every operating point from one trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.errors import BadArgument
+from emad_ref.record import Bools, Ints
+from emad_ref.replay import argmax_at, sums
+from emad_ref.tasks.programs import passes
+from emad_ref.text.documents import Example
+
+
+class Encoder(Protocol):
+    """The part of a tokenizer that scoring needs."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]: ...
+
+
+@dataclass(frozen=True)
+class Item:
+    """An example as tokens: ``prompt`` int64 [n] with the opening token, ``continuations`` one per option (or the answer)."""
+
+    example: Example
+    prompt: Ints
+    continuations: tuple[Ints, ...]
+
+
+def item_of(example: Example, tokenizer: Encoder, opening: int | None) -> Item:
+    """Encode an example; ``opening`` is the model's beginning-of-text id or None."""
+
+    def ids(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False)
+
+    prompt = ([] if opening is None else [opening]) + ids(example.prompt)
+    texts = example.options or (example.answer,)
+    continuations = tuple(np.array(ids(text), dtype=np.int64) for text in texts)
+    if not prompt or any(len(c) == 0 for c in continuations):
+        raise BadArgument("example", example, "a prompt and answers of at least one token")
+    return Item(example, np.array(prompt, dtype=np.int64), continuations)
+
+
+def sequences_of(items: Sequence[Item]) -> list[TokenSequence]:
+    """One sequence per continuation, in order of items and options."""
+    return [
+        TokenSequence(np.concatenate([item.prompt, continuation]), adaptive_from=len(item.prompt) - 1)
+        for item in items
+        for continuation in item.continuations
+    ]
+
+
+def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
+    """[items] correctness when every position of ``trace`` (of ``sequences_of(items)``) is decided at ``depth`` [tokens]."""
+    likelihood = -sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
+    hit = sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
+    verdicts = np.zeros(len(items), dtype=bool)
+    at = 0
+    for i, item in enumerate(items):
+        options = slice(at, at + len(item.continuations))
+        if item.example.scoring == "choice":
+            verdicts[i] = int(np.argmax(likelihood[options])) == item.example.answer_index
+        elif item.example.scoring == "exact":
+            verdicts[i] = bool(hit[options][0])
+        else:
+            raise BadArgument("scoring", item.example.scoring, "choice or exact", "a program has to be generated: use runs()")
+        at = options.stop
+    return verdicts
+
+
+def runs(example: Example, continuation: str) -> bool:
+    """Whether prompt + greedy ``continuation`` (cut after its first line) passes the example's asserts."""
+    line, newline, _ = continuation.partition("\n")
+    return bool(newline) and passes(example.prompt + line + "\n" + example.check)

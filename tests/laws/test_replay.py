@@ -1,0 +1,142 @@
+"""Replay is right: teacher-forced decoding gives replay's depths and losses, and counts the Work that replay derives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.protocol import Prompt
+from emad_ref.record import DECODE
+from emad_ref.replay import argmax_at, derived_work, replay
+
+LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
+ROUNDING = 1e-5  # traces hold float32
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    torch.manual_seed(0)
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=96,
+        max_position_embeddings=128, initializer_range=0.3,
+    )  # fmt: skip
+    return Stepper(GPTNeoXForCausalLM(config).double().eval())
+
+
+@pytest.fixture(scope="module")
+def sequences():
+    rng = np.random.default_rng(1)
+    return [TokenSequence(rng.integers(0, VOCABULARY, n), start) for n, start in ((30, 0), (24, 5), (37, 11), (12, 3))]
+
+
+@pytest.fixture(scope="module")
+def trace(stepper, sequences):
+    return take_trace(stepper, sequences)
+
+
+def quantile_point(trace, quantile, schedule="monotone"):
+    thresholds = tuple(float(np.quantile(trace.entropy_nats[:, p - 1], quantile)) for p in PROBES)
+    return OperatingPoint("quantile", "quantile", LAYERS, LAYERS, PROBES, (thresholds,), schedule)
+
+
+@pytest.fixture(params=["full", "truncated", "rare", "often", "free"])
+def point(request, trace):
+    return {
+        "full": lambda: full_depth(LAYERS),
+        "truncated": lambda: truncated(LAYERS, 3),
+        "rare": lambda: quantile_point(trace, 0.05),
+        "often": lambda: quantile_point(trace, 0.4),
+        "free": lambda: quantile_point(trace, 0.4, "free_eager"),
+    }[request.param]()
+
+
+def nll(logits, target):
+    return float(np.log(np.exp(logits - logits.max()).sum()) + logits.max() - logits[target])
+
+
+def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, trace, point):
+    expected = replay(trace, point)
+    for number, sequence in enumerate(sequences):
+        rows = slice(trace.starts[number], trace.starts[number + 1])
+        decoder = WalkedDecoder(stepper, point)
+        start = sequence.adaptive_from
+        session, step = decoder.start([Prompt(sequence.tokens[: start + 1])])
+        depths, losses = [], []
+        for at in range(start, len(sequence.tokens) - 1):
+            depths.append(int(step.depth[0, 0]))
+            losses.append(nll(step.logits[0, 0], sequence.tokens[at + 1]))
+            if at + 2 < len(sequence.tokens):
+                step = session.feed(sequence.tokens[at + 1][None, None])
+        assert depths == expected.depth[rows].tolist()
+        assert np.abs(np.array(losses) - expected.nll_nats[rows]).max() < ROUNDING
+
+
+def test_derived_work_is_counted_work(stepper, sequences, trace, point):
+    expected = replay(trace, point)
+    decode, prompt = derived_work(trace, point, expected.depth)
+    counted = None
+    for sequence in sequences:
+        start = sequence.adaptive_from
+        session, _ = WalkedDecoder(stepper, point).start([Prompt(sequence.tokens[: start + 1])])
+        for token in sequence.tokens[start + 1 : -1]:
+            session.feed(token[None, None])
+        counted = session.work if counted is None else counted + session.work
+    assert counted == decode + prompt, counted.difference(decode + prompt)
+
+
+def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
+    prompt = np.array([5, 9, 2, 44])
+    record = WalkedDecoder(stepper, point).generate([Prompt(prompt)], 25, frozenset())
+    history = np.concatenate([prompt, record.emitted[0]])
+    seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)])
+    expected = replay(seen, point)
+    assert record.tokens.of(0, DECODE).depth.tolist() == expected.depth.tolist()
+    assert argmax_at(seen, expected.depth).tolist() == record.emitted[0].tolist()
+    assert record.work[0] - record.prompt_work[0] == derived_work(seen, point, expected.depth)[0]
+
+
+def test_rows_of_a_batch_are_the_rows_alone(stepper, point):
+    prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
+    together = WalkedDecoder(stepper, point, max_rows=4).generate(prompts, 20, frozenset({11}))
+    for row, prompt in enumerate(prompts):
+        alone = WalkedDecoder(stepper, point).generate([prompt], 20, frozenset({11}))
+        assert together.emitted[row].tolist() == alone.emitted[0].tolist()
+        assert together.tokens.of(row, DECODE).depth.tolist() == alone.tokens.of(0, DECODE).depth.tolist()
+        assert together.stop[row] == alone.stop[0]
+
+
+def test_full_depth_adaptive_is_the_models_own_greedy_decoding(stepper):
+    prompt = torch.tensor([[5, 9, 2, 44]])
+    own = stepper.model.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    record = WalkedDecoder(stepper, full_depth(LAYERS)).generate([Prompt(prompt[0].numpy())], 20, frozenset())
+    assert record.emitted[0].tolist() == own[0, 4:].tolist()
+
+
+def test_trace_in_a_batch_is_the_trace_alone_and_the_lens(stepper, sequences, trace):
+    alone = take_trace(stepper, sequences[1:2])
+    rows = slice(trace.starts[1], trace.starts[2])
+    assert np.abs(trace.entropy_nats[rows] - alone.entropy_nats).max() < ROUNDING
+    logits = lens_logits(stepper, sequences[1].tokens)[5:-1]
+    assert logits.argmax(-1).tolist() == alone.top1.tolist()
+
+
+def test_free_depth_leaves_the_full_models_cache(stepper, trace):
+    """Eager backfill: after any depths the next full-depth logits are the full model's."""
+    point = quantile_point(trace, 0.5, "free_eager")
+    tokens = np.random.default_rng(3).integers(0, VOCABULARY, 20)
+    session, step = WalkedDecoder(stepper, point).start([Prompt(tokens[:3])])
+    reference = lens_logits(stepper, tokens)
+    depths = []
+    for at in range(2, 20):
+        depth = int(step.depth[0, 0])
+        depths.append(depth)
+        assert np.abs(step.logits[0, 0] - reference[at, depth - 1]).max() < 1e-9
+        if at < 19:
+            step = session.feed(tokens[at + 1][None, None])
+    assert len(set(depths)) > 1 and depths != sorted(depths, reverse=True), "the drawn case must rise and fall"
