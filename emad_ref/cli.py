@@ -1,25 +1,29 @@
-"""``emad``: train, calibrate, generate, sweep. One function per verb; each prints what it did and exits 1 on bad input."""
+"""``emad``: train, calibrate, generate, world. One function per verb; each prints what it did; bad input exits 1."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.record import DECODE
 
 Verb = Callable[[argparse.Namespace], None]
 
 
 def train(args: argparse.Namespace) -> None:
     """Train a bundled model again from its recipe."""
-    from emad_ref.models.loading import weights_folder
-    from emad_ref.training.recipe import recipe_named, train as run
+    from emad_ref.training.recipe import recipe_named
+    from emad_ref.training.recipe import train as run
 
-    out = args.out or weights_folder() / args.name
-    loss = run(recipe_named(args.name), out)
+    recipe = recipe_named(args.name)
+    out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name
+    loss = run(recipe, out)
     print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
 
 
@@ -29,25 +33,28 @@ def calibrate(args: argparse.Namespace) -> None:
 
     from emad_ref.calibration.profile import profile_of
     from emad_ref.calibration.trace import take_trace, windows
+    from emad_ref.decoding.selftext import own_documents
     from emad_ref.models.loading import load
     from emad_ref.models.stepper import Stepper
-    from emad_ref.policy.thresholds import default_probes
+    from emad_ref.policy.thresholds import default_probes, fixed_entropy
     from emad_ref.text.sources import documents_of
 
     loaded = load(args.model)
     stepper = Stepper(loaded.model)
-    if loaded.tokenizer is None:
-        raise BadArgument("model", args.model, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
-    encode = loaded.tokenizer.encode
-    documents = (
-        np.array(encode(text, add_special_tokens=False), dtype=np.int64)
-        for text in documents_of(args.corpus, "calibrate", data=args.data)
-    )
-    sequences = windows(documents, min(stepper.max_positions or 512, 512), loaded.opening, args.documents)
+    probes = tuple(args.probes) if args.probes else default_probes(stepper.layers)
+    fixed_entropy(stepper.layers, probes, 0.0)  # refuses impossible probes before the long pass, not after it
+    window = min(stepper.max_positions, 512)
+    if args.corpus == "self":
+        documents = own_documents(stepper, loaded.opening or 0, min(window, 256) - 1, "calibrate")
+    else:
+        encode = tokenizer_of(loaded, args.model).encode
+        texts = documents_of(args.corpus, "calibrate", data=args.data)
+        documents = (np.array(encode(text, add_special_tokens=False), dtype=np.int64) for text in texts)
+    sequences = windows(documents, window, loaded.opening, args.documents)
     trace = take_trace(stepper, sequences, progress=f"{args.model}: {args.corpus}")
     profile = profile_of(
         trace,
-        tuple(args.probes) if args.probes else default_probes(stepper.layers),
+        probes,
         model=loaded.name,
         fingerprint=loaded.fingerprint,
         corpus=args.corpus,
@@ -79,20 +86,27 @@ def generate(args: argparse.Namespace) -> None:
         profile.require(loaded.fingerprint, str(stepper.dtype).removeprefix("torch."))
         point = profile.point(args.margin)
     opening = [] if loaded.opening is None else [loaded.opening]
-    ids = opening + loaded.tokenizer.encode(args.prompt, add_special_tokens=False)
+    tokenizer = tokenizer_of(loaded, args.model)
+    ids = opening + tokenizer.encode(args.prompt, add_special_tokens=False)
     decoder = WalkedDecoder(stepper, point, seed=args.seed, temperature=args.temperature)
     stop = frozenset() if loaded.opening is None else frozenset({loaded.opening})
     record = decoder.generate([Prompt(np.array(ids))], args.tokens, stop)
-    depth = record.tokens.of(0, phase=1).depth
-    print(args.prompt + loaded.tokenizer.decode(record.emitted[0].tolist()))
+    depth = record.tokens.of(0, DECODE).depth
+    print(args.prompt + tokenizer.decode(record.emitted[0].tolist()))
     print(f"depths: {' '.join(map(str, depth.tolist()))}  (mean {depth.mean():.2f} of {stepper.layers})")
+
+
+def tokenizer_of(loaded: Any, name: str) -> Any:
+    if loaded.tokenizer is None:
+        raise BadArgument("model", name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
+    return loaded.tokenizer
 
 
 def world(args: argparse.Namespace) -> None:
     """Print documents of a corpus."""
     from emad_ref.text.sources import documents_of
 
-    for text in islice(documents_of(args.corpus, args.split), args.documents):
+    for text in islice(documents_of(args.corpus, args.split), max(args.documents, 0)):
         print(text)
 
 

@@ -59,7 +59,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """``max_feed``: tokens per row and feed. ``logit_noise``: largest honest difference of a logit from the reference."""
+    """``max_feed``: tokens per row and feed. ``logit_noise``: largest honest error of a logit against the reference."""
 
     max_feed: int = 1
     schedules: frozenset[str] = frozenset({"monotone"})
@@ -69,7 +69,10 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Step:
-    """``logits`` [rows, n, V], each at its token's depth; ``depth`` [rows, n]; ``signal`` [rows, n, probes], NaN = unread."""
+    """``logits`` [rows, n, V], each at its token's depth; ``depth`` [rows, n].
+
+    ``signal`` [rows, n, probes], as compared; NaN = unread.
+    """
 
     logits: Floats
     depth: Ints

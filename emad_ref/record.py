@@ -106,8 +106,8 @@ class Work:
 
     def difference(self, other: Work) -> str:
         """Names of the parts that differ, with both values; empty when equal."""
-        parts = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return "; ".join(f"{n}: {np.asarray(a).tolist()} ≠ {np.asarray(b).tolist()}" for n, a, b in parts if not np.array_equal(a, b))
+        parts = ((f.name, np.asarray(getattr(self, f.name)), np.asarray(getattr(other, f.name))) for f in fields(self))
+        return "; ".join(f"{n}: {a.tolist()} ≠ {b.tolist()}" for n, a, b in parts if not np.array_equal(a, b))
 
 
 @dataclass(frozen=True)

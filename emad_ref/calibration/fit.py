@@ -1,4 +1,4 @@
-"""Mean entropies → thresholds: τ_ℓ = isotonic(mean H_ℓ), non-increasing over the probes (EMAD, "Calibration details")."""
+"""Mean entropies → thresholds: τ_ℓ = isotonic(mean H_ℓ), non-increasing over probes (EMAD, "Calibration details")."""
 
 from __future__ import annotations
 
@@ -12,9 +12,15 @@ from emad_ref.record import Floats, Ints
 
 
 def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> Floats:
-    """[probes] the non-increasing curve nearest to ``mean_nats`` [probes] in weighted least squares, weights = ``tokens``."""
+    """[probes] the non-increasing curve nearest to ``mean_nats`` [probes] in least squares weighted by ``tokens``.
+
+    Raises:
+        BadArgument: lengths that differ, or a mean that is not a finite number.
+    """
     if len(probes) != len(mean_nats) or len(probes) != len(tokens):
         raise BadArgument("mean_nats", np.shape(mean_nats), f"one mean and one token count per probe ({len(probes)})")
+    if not np.isfinite(mean_nats).all():
+        raise BadArgument("mean_nats", np.asarray(mean_nats).tolist(), "finite entropies", "take the trace again")
     if len(probes) == 0:
         return np.empty(0)
     fit = IsotonicRegression(increasing=False)

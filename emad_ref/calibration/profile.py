@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +72,8 @@ class Profile:
                 )
 
     def save(self, path: Path) -> None:
-        """Write as JSON; the file is complete or absent."""
+        """Write as JSON, making its folder if need be; the file is complete or absent."""
+        path.parent.mkdir(parents=True, exist_ok=True)  # a long calibration must not be lost to a missing folder
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, path)
@@ -79,10 +82,15 @@ class Profile:
 def profile_of(
     trace: Trace, probes: tuple[int, ...], *, model: str, fingerprint: str, corpus: str, dtype: str
 ) -> Profile:
-    """Mean over all traced positions, isotonic over ``probes``."""
-    for probe in probes:
-        if not 1 <= probe < trace.layers:
-            raise BadArgument("probes", probes, f"layers in 1–{trace.layers - 1} of this model")
+    """Mean over all traced positions, isotonic over ``probes``.
+
+    Raises:
+        BadArgument: probes that are not ascending layers below the last.
+    """
+    if not _are_probes(probes, trace.layers):
+        raise BadArgument(
+            "probes", probes, f"ascending layers in 1–{trace.layers - 1} of this model", "the last layer is always read"
+        )
     mean = trace.entropy_nats.astype(np.float64).mean(axis=0)
     at = np.array(probes, dtype=np.int64) - 1
     targets = isotonic_targets(probes, mean[at], np.full(len(probes), len(trace)))
@@ -101,6 +109,43 @@ def profile_of(
     )
 
 
+def _are_probes(value: Any, layers: int) -> bool:
+    return all(type(p) is int and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
+
+
+def _are_entropies(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == count
+        and all(type(h) in (int, float) and math.isfinite(h) and h >= 0 for h in value)
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value >= 1
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+# field, whether its value is possible beside the fields above it, what is expected of it
+_FIELDS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
+    ("model", lambda v, _: _is_name(v), "a name"),
+    ("fingerprint", lambda v, _: _is_name(v), "a checksum"),
+    ("corpus", lambda v, _: _is_name(v), "a name"),
+    ("dtype", lambda v, _: _is_name(v), "a name"),
+    ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("probes", lambda v, d: isinstance(v, list) and _are_probes(v, d["layers"]), "ascending layers below the last"),
+    ("mean_nats", lambda v, d: _are_entropies(v, d["layers"]), "one finite entropy ≥ 0 per layer"),
+    ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
+    ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
+    ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("sequences", lambda v, _: _is_count(v), "a count ≥ 1"),
+    ("versions", lambda v, _: isinstance(v, dict), "versions by package name"),
+)
+
+
 def load_profile(path: Path) -> Profile:
     """Read a profile written by ``save``.
 
@@ -110,28 +155,24 @@ def load_profile(path: Path) -> Profile:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadProfile(f"profile={str(path)!r}, but expected a readable JSON file ({error}); calibrate again") from error
-    known = {f.name for f in fields(Profile)}
-    if not isinstance(data, dict) or set(data) != known:
-        found = sorted(data) if isinstance(data, dict) else type(data).__name__
-        raise BadProfile(f"profile={str(path)!r} has fields {found}, but expected {sorted(known)}; calibrate again")
-    if data["schema"] != SCHEMA:
-        raise BadProfile(f"profile={str(path)!r} has schema {data['schema']!r}, but expected {SCHEMA}; calibrate again")
-    try:
-        profile = Profile(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
-        entropies = (*profile.mean_nats, *profile.targets_nats)
-        consistent = (
-            len(profile.mean_nats) == profile.layers
-            and len(profile.targets_nats) == len(profile.probes)
-            and all(isinstance(h, float) and math.isfinite(h) and h >= 0 for h in entropies)
-            and all(isinstance(p, int) and 1 <= p < profile.layers for p in profile.probes)
-        )
-    except TypeError as error:
-        raise BadProfile(f"profile={str(path)!r} is corrupt ({error}); calibrate again") from error
-    if not consistent:
         raise BadProfile(
-            f"profile={str(path)!r} is corrupt: layers={profile.layers!r}, probes={profile.probes!r}, "
-            f"mean_nats={profile.mean_nats!r}, targets_nats={profile.targets_nats!r}, but expected one finite entropy ≥ 0 "
-            "per layer and per probe, and probes below the last layer; calibrate again"
+            f"profile={str(path)!r}, but expected a readable JSON file ({error}); calibrate again"
+        ) from error
+    if not isinstance(data, dict):
+        raise BadProfile(
+            f"profile={str(path)!r} holds a {type(data).__name__}, but expected an object; calibrate again"
         )
-    return profile
+    if "schema" in data and data["schema"] != SCHEMA:  # first: another schema may have other fields
+        raise BadProfile(f"profile={str(path)!r} has schema={data['schema']!r}, but expected {SCHEMA}; calibrate again")
+    known = {f.name for f in fields(Profile)}
+    if set(data) != known:
+        raise BadProfile(
+            f"profile={str(path)!r} lacks fields {sorted(known - set(data))} and has unknown fields "
+            f"{sorted(set(data) - known)}, but expected exactly {sorted(known)}; calibrate again"
+        )
+    for name, possible, expected in _FIELDS:
+        if not possible(data[name], data):
+            raise BadProfile(
+                f"profile={str(path)!r} has {name}={data[name]!r}, but expected {expected}; calibrate again"
+            )
+    return Profile(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})

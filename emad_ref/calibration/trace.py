@@ -33,7 +33,7 @@ class EmptyCorpus(EmadError):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """``tokens`` int64 [n], the opening token included; positions before ``adaptive_from`` are prompt, at full depth."""
+    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth."""
 
     tokens: Ints
     adaptive_from: int = 0
@@ -98,6 +98,11 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
     for sequence in sequences:
         if len(sequence.tokens) < 2:
             raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
+        last = len(sequence.tokens) - 2
+        if not 0 <= sequence.adaptive_from <= last:
+            raise BadArgument(
+                "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
+            )
         widest = max([len(sequence.tokens), *(len(s.tokens) for s in batch)])
         if batch and widest * (len(batch) + 1) > tokens:
             yield batch
@@ -184,12 +189,21 @@ def lens_logits(stepper: Stepper, tokens: Ints) -> Floats:
     return np.stack(layers, axis=1)
 
 
-def windows(documents: Iterable[Ints], window: int, opening: int | None, limit: int | None = None) -> Iterator[TokenSequence]:
+def windows(
+    documents: Iterable[Ints], window: int, opening: int | None, limit: int | None = None
+) -> Iterator[TokenSequence]:
     """Token sequences to score: one document per window, longer ones cut into windows that each start at full depth.
 
     ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None)
     is put before each window, so that its first token is predicted too. ``limit`` counts windows.
+
+    Raises:
+        BadArgument: a window that cannot hold two tokens, a negative limit.
     """
+    if window < 2:
+        raise BadArgument("window", window, "at least 2 tokens", "one to see and one to predict")
+    if limit is not None and limit < 0:
+        raise BadArgument("limit", limit, "a count of windows ≥ 0", "None takes all")
 
     def cut() -> Iterator[TokenSequence]:
         room = window - (opening is not None)

@@ -34,7 +34,7 @@ FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 
 @dataclass(frozen=True)
 class Outcome:
-    """``logits`` [rows, n, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN = unread."""
+    """``logits`` [rows, n, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread."""
 
     logits: Tensor
     depth: Ints
@@ -101,7 +101,8 @@ class Step:
                 break
             if not self.free:
                 hidden, frame = _where(hidden, ~stops), frame.take(np.flatnonzero(~stops))
-        assert logits is not None and len(running) == 0, "every row stops at its cap at the latest"
+        assert logits is not None, "some row stops at some layer"
+        assert len(running) == 0, "every row stops at its cap at the latest"
         if self.free:
             self._backfill(hidden, at, frame, cache, work, queries)
         return Outcome(logits, depth, signal)

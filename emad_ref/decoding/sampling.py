@@ -5,6 +5,8 @@ Each row draws from a generator of its own, seeded with (seed, row): a row's tok
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -15,8 +17,8 @@ class Sampler:
     """Greedy at ``temperature`` 0, else a draw from softmax(logits / temperature)."""
 
     def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
-        if not temperature >= 0:
-            raise BadArgument("temperature", temperature, "a number ≥ 0", "0 decodes greedily")
+        if not 0 <= temperature < math.inf:
+            raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
         self.temperature = temperature
         self._generators = [torch.Generator().manual_seed(seed * 1_000_003 + row) for row in range(rows)]
 

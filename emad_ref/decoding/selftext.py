@@ -10,7 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
@@ -18,26 +20,43 @@ from emad_ref.record import Ints
 from emad_ref.text.documents import SPLITS, Split
 
 ROWS = 16
+DRY_BATCHES = 8  # so many in a row without one sample of two tokens: this model writes nothing
 
 
 def own_documents(stepper: Stepper, opening: int, tokens: int, split: Split, seed: int = 0) -> Iterator[Ints]:
     """Endless int64 [≤ tokens] samples, the opening token left out; a sample ends where the model ends it.
 
-    Splits draw from seeds of their own, so they never share a sample.
+    Splits draw from seeds of their own, so they never share a draw.
+
+    Raises:
+        BadArgument: fewer than two tokens, an unknown split.
+        EmptyCorpus: the model keeps ending its samples at once.
     """
-    batch = 0
+    if tokens < 2:
+        raise BadArgument("tokens", tokens, "at least 2", "one to see and one to predict")
+    if split not in SPLITS:
+        raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
+    return _samples(stepper, opening, tokens, seed * len(SPLITS) + SPLITS.index(split))
+
+
+def _samples(stepper: Stepper, opening: int, tokens: int, stream: int) -> Iterator[Ints]:
+    batch = dry = 0
     while True:
         decoder = WalkedDecoder(
             stepper,
             full_depth(stepper.layers),
-            seed=(seed * len(SPLITS) + SPLITS.index(split)) * 100_003 + batch,
+            seed=stream * 100_003 + batch,
             max_rows=ROWS,
             temperature=1.0,
         )
         prompts = [Prompt(np.array([opening]))] * ROWS
         record = decoder.generate(prompts, max_new=tokens, stop=frozenset({opening}))
-        for emitted in record.emitted:
-            text = emitted[emitted != opening]
-            if len(text) >= 2:
-                yield text
-        batch += 1
+        texts = [emitted[emitted != opening] for emitted in record.emitted]
+        texts = [text for text in texts if len(text) >= 2]
+        batch, dry = batch + 1, 0 if texts else dry + 1
+        if dry == DRY_BATCHES:
+            raise EmptyCorpus(
+                f"corpus='self', but {dry * ROWS} samples of this model ended within a token and at least two tokens "
+                "are expected; name a corpus of real text"
+            )
+        yield from texts

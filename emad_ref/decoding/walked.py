@@ -14,12 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.adaptive import Outcome, Step as DecodingStep, count_blocks
+from emad_ref.decoding.adaptive import Outcome, count_blocks
+from emad_ref.decoding.adaptive import Step as DecodingStep
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import require_one_bin
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
+from emad_ref.readout.signals import require_finite
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens, Work
 
 
@@ -55,33 +58,44 @@ class WalkedSession:
 
     @torch.inference_mode()
     def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+        self._require_open()
         tokens = self._checked_tokens(tokens)
         forced = None if depth is None else self._checked_depth(depth, tokens.shape)
         ids = torch.from_numpy(tokens).to(self._stepper.device)
         if forced is not None and (forced == forced[:, :1]).all():
             return as_step(self.advance(ids, forced), len(self._step.column))
         columns = [
-            as_step(self.advance(ids[:, i : i + 1], None if forced is None else forced[:, i : i + 1]), len(self._step.column))
+            as_step(self.advance(ids[:, [i]], None if forced is None else forced[:, [i]]), len(self._step.column))
             for i in range(tokens.shape[1])
         ]
-        return Step(*(np.concatenate([getattr(c, name) for c in columns], axis=1) for name in ("logits", "depth", "signal")))
+        return Step(
+            *(np.concatenate([getattr(c, name) for c in columns], axis=1) for name in ("logits", "depth", "signal"))
+        )
 
     def rollback(self, length: Ints) -> None:
+        self._require_open()
         length = self._checked_length(length, "rollback")
         for row, kept in enumerate(length):
             del self._trail[row][kept:]
         self._cache.truncate(length)
 
     def commit(self, length: Ints) -> None:
+        self._require_open()
         length = self._checked_length(length, "commit")
         self._committed = length
         if self._monotone:
             self._cache.free(np.array([self._cap_after(t[:n]) for t, n in zip(self._trail, length, strict=True)]))
 
     def drop(self, rows: Ints) -> None:
-        gone = {int(row) for row in np.atleast_1d(rows)}
-        if not gone <= set(range(len(self._trail))):
-            raise BadArgument("rows", sorted(gone), f"rows in 0–{len(self._trail) - 1}")
+        self._require_open()
+        gone = set(np.atleast_1d(as_integers("rows", rows)).tolist())
+        if not gone < set(range(len(self._trail))):
+            raise BadArgument(
+                "rows",
+                sorted(gone),
+                f"some, not all, of rows 0–{len(self._trail) - 1}",
+                "close() ends the whole session",
+            )
         self._cache.drop(np.array(sorted(gone), dtype=np.int64))
         kept = [row for row in range(len(self._trail)) if row not in gone]
         self._trail = [self._trail[row] for row in kept]
@@ -111,6 +125,8 @@ class WalkedSession:
             outcome = self._step.decide(ids, frame, self._cache, self.cap, self._work)
         else:
             outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work)
+        # without a probe nothing else would see it, and the argmax of NaN is a token like any other
+        require_finite(outcome.logits.amax(dim=-1), "at the depth of emission")
         for trail, depth in zip(self._trail, outcome.depth.tolist(), strict=True):
             trail.extend([depth] * ids.shape[1])
         return outcome
@@ -135,17 +151,20 @@ class WalkedSession:
     def _cap_after(self, trail: Sequence[int]) -> int:
         return trail[-1] if self._monotone and trail else self._point.ceiling
 
-    def _checked_tokens(self, tokens: Ints) -> Ints:
+    def _require_open(self) -> None:
         if not self._open:
-            raise Closed("session is closed; start a new one")
-        tokens = np.asarray(tokens, dtype=np.int64)
+            raise Closed("session=closed, but expected an open one; start() a new one")
+
+    def _checked_tokens(self, tokens: Ints) -> Ints:
+        tokens = as_integers("tokens", tokens)
         if tokens.ndim != 2 or len(tokens) != len(self._trail) or tokens.shape[1] < 1:
             raise BadArgument("tokens", tokens.shape, f"shape [{len(self._trail)}, n ≥ 1]")
         require_vocabulary(tokens, self._stepper.vocabulary)
+        require_room(int(self.length.max()) + tokens.shape[1], self._stepper)
         return tokens
 
     def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
-        depth = np.asarray(depth, dtype=np.int64)
+        depth = as_integers("depth", depth)
         if depth.shape != shape:
             raise BadArgument("depth", depth.shape, f"the shape of tokens, {list(shape)}")
         caps = np.full(shape, self._point.ceiling)
@@ -161,11 +180,13 @@ class WalkedSession:
         return depth
 
     def _checked_length(self, length: Ints, verb: str) -> Ints:
-        length = np.asarray(length, dtype=np.int64)
-        held = self.length
-        if length.shape != held.shape or (length > held).any() or (length < np.maximum(self._committed, 1)).any():
+        length = as_integers("length", length)
+        held, least = self.length, np.maximum(self._committed, 1)
+        if length.shape != held.shape or (length > held).any() or (length < least).any():
             raise BadArgument(
-                "length", length.tolist(), f"between the committed {self._committed.tolist()} and the held {held.tolist()}",
+                "length",
+                length.tolist(),
+                f"one per row, between the committed {least.tolist()} and the held {held.tolist()}",
                 f"nothing else can be the target of a {verb}",
             )
         return length
@@ -198,7 +219,7 @@ class WalkedDecoder:
     """The protocol's Decoder for any family that ``models.anatomy`` knows.
 
     Raises:
-        BadArgument: a point for another number of layers.
+        BadArgument: a point for another number of layers, or with thresholds per bin.
     """
 
     def __init__(
@@ -206,6 +227,7 @@ class WalkedDecoder:
     ):
         if point.layers != stepper.layers:
             raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
+        require_one_bin(point)
         self.stepper, self.point = stepper, point
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._step = DecodingStep(stepper, point)
@@ -223,11 +245,12 @@ class WalkedDecoder:
         Raises:
             BadArgument: no prompt, an empty one, too many rows, a token outside the vocabulary, or more positions
                 than the model has.
+            NotFinite: logits hold NaN or +inf.
         """
         if max_new < 1:
-            raise BadArgument("max_new", max_new, "at least one new token")
+            raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")
         longest = max((len(p.tokens) for p in prompts), default=0)
-        self._require_room(longest + max_new - 1)
+        require_room(longest + max_new - 1, self.stepper)
         session, outcome = self._open(prompts, capacity=longest + max_new)
         return self._decode(session, outcome, prompts, max_new, stop)
 
@@ -246,15 +269,17 @@ class WalkedDecoder:
         for row, prompt in enumerate(prompts):
             if len(prompt.tokens) == 0:
                 raise BadArgument(f"prompts[{row}]", [], "at least one token", "start with the model's opening token")
-            require_vocabulary(np.asarray(prompt.tokens), self.stepper.vocabulary)
-        self._require_room(max(len(p.tokens) for p in prompts))
+            tokens = as_integers(f"prompts[{row}]", prompt.tokens)
+            if tokens.ndim != 1:
+                raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
+            if prompt.source is not None:
+                raise BadArgument(
+                    f"prompts[{row}].source", prompt.source, "None", "this model has no encoder to read it"
+                )
+            require_vocabulary(tokens, self.stepper.vocabulary)
+        require_room(max(len(p.tokens) for p in prompts), self.stepper)
         session = WalkedSession(self.stepper, self._step, prompts, capacity)
         return session, session.prefill(prompts)
-
-    def _require_room(self, positions: int) -> None:
-        limit = self.stepper.max_positions
-        if limit is not None and positions > limit:
-            raise BadArgument("positions", positions, f"at most {limit}, the positions of this model")
 
     def _decode(
         self, session: WalkedSession, outcome: Outcome, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
@@ -319,6 +344,25 @@ def as_step(outcome: Outcome, probes: int) -> Step:
         depth=np.repeat(outcome.depth[:, None], queries, axis=1),
         signal=signal,
     )
+
+
+def as_integers(name: str, values: Ints) -> Ints:
+    """``values`` as int64; raise BadArgument for floats and flags, which a cast would quietly change."""
+    array = np.asarray(values)
+    if array.size and array.dtype.kind not in "iu":
+        raise BadArgument(name, array.dtype.name, "integers", "cast them if that is what they are")
+    return array.astype(np.int64, copy=False)
+
+
+def require_room(positions: int, stepper: Stepper) -> None:
+    """Raise BadArgument for more positions than the model was made for."""
+    if positions > stepper.max_positions:
+        raise BadArgument(
+            "positions",
+            positions,
+            f"at most {stepper.max_positions}, the positions of this model",
+            "ask for fewer tokens",
+        )
 
 
 def require_vocabulary(tokens: Ints, vocabulary: int) -> None:

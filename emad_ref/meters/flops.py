@@ -49,7 +49,9 @@ def flops(work: Work, geometry: Geometry) -> Flops:
     if work.layers != geometry.layers:
         raise BadArgument("work.layers", work.layers, f"{geometry.layers}, the layers of the geometry")
     if work.encoder_tokens or work.cross_fills.any():
-        raise BadArgument("work.encoder_tokens", work.encoder_tokens, "0, a decoder-only model", "its geometry has no encoder")
+        raise BadArgument(
+            "work.encoder_tokens", work.encoder_tokens, "0, a decoder-only model", "its geometry has no encoder"
+        )
     each = readout_flops(geometry)
     return Flops(
         blocks=int(work.tokens.sum()) * geometry.block_flops(),

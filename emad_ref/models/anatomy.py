@@ -71,7 +71,9 @@ def anatomy_of(config: Any) -> Anatomy:
         BadArgument: a family without a row, bidirectional attention, or length-dependent rotary frequencies.
     """
     if config.model_type not in ANATOMY:
-        raise BadArgument("model_type", config.model_type, f"one of {', '.join(sorted(ANATOMY))}", "add its row to anatomy.py")
+        raise BadArgument(
+            "model_type", config.model_type, f"one of {', '.join(sorted(ANATOMY))}", "add its row to anatomy.py"
+        )
     if getattr(config, "use_bidirectional_attention", None):
         raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
     for rotary in rotary_settings(config):

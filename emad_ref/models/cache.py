@@ -101,7 +101,8 @@ class LayerCache:
         That is [rows, kv_heads, frame.keys, head_dim]: a view of the buffer where all served rows take part.
         """
         self._make_room(keys, frame.keys)
-        assert self._keys is not None and self._values is not None
+        assert self._keys is not None
+        assert self._values is not None
         whole = self._rows == frame.rows
         places = None if whole else torch.tensor([self._rows.index(r) for r in frame.rows], device=keys.device)
         if whole and frame.start is not None:
@@ -169,7 +170,7 @@ class Cache:
             layer.require(frame)
 
     def truncate(self, length: Ints) -> None:
-        """Forget, in every layer, entries from absolute position ``length`` [rows] on; layers that hold less keep it."""
+        """Forget, in every layer, entries from absolute position ``length`` [rows] on; shorter layers stay."""
         wanted = self._per_row(length, "length", 0)
         for layer in self.layers:
             layer.truncate(wanted)
@@ -197,7 +198,7 @@ class Cache:
         numbers = {row: i for i, row in enumerate(kept)}
         for layer in self.layers:
             layer.keep(kept, numbers)
-        self.rows, self._caps = len(kept), None
+        self.rows = len(kept)
 
     def _per_row(self, values: Ints, name: str, least: int) -> list[int]:
         values = np.asarray(values)

@@ -22,8 +22,10 @@ from emad_ref.errors import BadArgument
 
 @dataclass(frozen=True)
 class Geometry:
-    """``block_extras``, ``extras``: parameters of one block, and of the rest, that are no matrix product (norms, biases,
-    learned positions); they cost no FLOPs here.
+    """Sizes under their names of above; ``tied``: embedding and unembedding are one table.
+
+    ``block_extras``, ``extras``: parameters of one block, and of the rest, that belong to no matrix product (norms,
+    biases, learned positions); they cost no FLOPs here.
     """
 
     family: str
@@ -125,14 +127,10 @@ _FAMILIES: dict[str, _Sizes] = {
     "mistral": _Sizes(True, lambda c, g: 2 * g.hidden, lambda c, g: g.hidden),
     "qwen2": _Sizes(True, lambda c, g: 2 * g.hidden + _attention_biases(g), lambda c, g: g.hidden),
     "qwen3": _Sizes(True, lambda c, g: _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden),
-    "olmo2": _Sizes(
-        True, lambda c, g: _llama_block(c, g) + (g.heads + g.kv_heads) * g.head_dim, lambda c, g: g.hidden
-    ),
+    "olmo2": _Sizes(True, lambda c, g: _llama_block(c, g) + (g.heads + g.kv_heads) * g.head_dim, lambda c, g: g.hidden),
     "phi": _Sizes(False, _phi_block, lambda c, g: 2 * g.hidden + g.vocabulary),
     "gemma2": _Sizes(True, lambda c, g: 2 * g.hidden + _llama_block(c, g), lambda c, g: g.hidden),
-    "gemma3_text": _Sizes(
-        True, lambda c, g: 2 * g.hidden + _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden
-    ),
+    "gemma3_text": _Sizes(True, lambda c, g: 2 * g.hidden + _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden),
 }
 
 
@@ -188,15 +186,15 @@ def _grouped(family: str, hidden: int, layers: int, heads: int, kv_heads: int, i
     return {
         "model_type": family, "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
         "num_key_value_heads": kv_heads, "intermediate_size": intermediate, "vocab_size": vocabulary,
-        "tie_word_embeddings": tied, "max_position_embeddings": positions, "rms_norm_eps": 1e-6 if family == "qwen2" else 1e-5,
+        "tie_word_embeddings": tied, "max_position_embeddings": positions,
         "rope_parameters": rotary,
     }  # fmt: skip
 
 
 def _llama3_rotary(factor: float) -> dict[str, Any]:
     return {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": factor, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
     }  # fmt: skip
 
 
@@ -211,9 +209,15 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "opt-350m": _opt(1024, 24, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
     "opt-1.3b": _opt(2048, 24, 32),
     "gpt2": {
-        "model_type": "gpt2", "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "n_inner": None,
-        "vocab_size": 50257, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-    },  # fmt: skip
+        "model_type": "gpt2",
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "n_inner": None,
+        "vocab_size": 50257,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+    },
     "llama-7b": _grouped(
         "llama", 4096, 32, 32, 32, 11008, 32000, False, 2048, {"rope_type": "default", "rope_theta": 10000.0}
     ),

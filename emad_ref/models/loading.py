@@ -18,19 +18,21 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 import transformers
 from huggingface_hub.errors import HfHubHTTPError
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPTNeoXConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.stepper import Stepper
 
 HUB: dict[str, str] = {
     "pythia-70m": "EleutherAI/pythia-70m",
@@ -72,7 +74,20 @@ class Loaded:
     fingerprint: str
     geometry: Geometry
     trained: bool
+    bundled: bool
     provenance: dict[str, Any]
+
+    @cached_property
+    def stepper(self) -> Stepper:
+        """The model's one stepper, checked against the model when first asked for."""
+        return Stepper(self.model)
+
+    @property
+    def opening(self) -> int | None:
+        """The id that opens every sequence: beginning of text, else end of text, else None."""
+        config = self.model.config.get_text_config()
+        candidates = (config.bos_token_id, config.eos_token_id)
+        return next((candidate for candidate in candidates if isinstance(candidate, int)), None)
 
 
 @dataclass(frozen=True)
@@ -86,7 +101,7 @@ class _Source:
 
 def bundled_names() -> tuple[str, ...]:
     """Names of the models that come with this package, sorted."""
-    folder = _bundled_folder()
+    folder = weights_folder()
     if not folder.is_dir():
         return ()
     return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()))
@@ -127,6 +142,7 @@ def load(
         fingerprint=fingerprint_of(model, tokenizer),
         geometry=geometry_of(model.config),
         trained=source.kind not in ("random", "control"),
+        bundled=source.kind == "bundled",
         provenance={
             "name": name,
             "source": source.kind,
@@ -142,7 +158,7 @@ def load(
     )
 
 
-def fingerprint_of(model: nn.Module, tokenizer: Any | None) -> str:
+def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
     """sha256, hex, over the config, every parameter's name, shape, dtype and bytes, and the tokenizer.
 
     About a second per GB. Paths, library versions and the device do not enter.
@@ -154,7 +170,7 @@ def fingerprint_of(model: nn.Module, tokenizer: Any | None) -> str:
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     if tokenizer is not None:
         digest.update(tokenizer.backend_tokenizer.to_str().encode())
     return digest.hexdigest()
@@ -169,7 +185,7 @@ def _source_of(name: str) -> _Source:
     if name.startswith("random:"):
         return _Source("random", name.removeprefix("random:"))
     if name in bundled_names():
-        return _Source("bundled", str(_bundled_folder() / name))
+        return _Source("bundled", str(weights_folder() / name))
     if name in HUB:
         return _Source("hub", HUB[name], HUB[name])
     if Path(name).is_dir():
@@ -181,7 +197,8 @@ def _source_of(name: str) -> _Source:
     )
 
 
-def _bundled_folder() -> Path:
+def weights_folder() -> Path:
+    """Where the bundled models lie, one folder each."""
     return Path(str(files("emad_ref.models") / "weights"))
 
 
@@ -216,8 +233,13 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     except (OSError, HfHubHTTPError) as error:
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
-            f"name={name!r}, but its {what} could not be read; download it elsewhere (config, weights, tokenizer) and pass "
-            f"the folder as the name, or use one of {', '.join(bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
+            f"name={name!r}, but its {what} could not be read; download it elsewhere (config, weights, tokenizer) and "
+            f"pass the folder as the name, or use one of {', '.join(bundled_names()) or CONTROLS[0]} "
+            f"({_first_line(error)})"
+        ) from error
+    except UnpicklingError as error:
+        raise BadArgument(
+            "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
         ) from error
     except ValueError as error:
         raise BadArgument(
@@ -232,7 +254,7 @@ def _first_line(error: Exception) -> str:
 def _random(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     if source.place in bundled_names():
-        folder = str(_bundled_folder() / source.place)
+        folder = str(weights_folder() / source.place)
         config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
     elif source.place in PUBLISHED_NAMES:
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
@@ -268,7 +290,8 @@ def _control(source: _Source, name: str, dtype: torch.dtype, revision: str | Non
 
     It reads text with the bundled tokenizer, which all bundled models share.
     """
-    config = GPTNeoXConfig(
+    config = AutoConfig.for_model(
+        "gpt_neox",
         vocab_size=512,
         hidden_size=64,
         num_hidden_layers=12,
@@ -286,8 +309,8 @@ def _control(source: _Source, name: str, dtype: torch.dtype, revision: str | Non
             for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):
                 matrix.weight.zero_()
                 matrix.bias.zero_()
-    readable = [bundled for bundled in bundled_names() if (_bundled_folder() / bundled / "tokenizer.json").is_file()]
-    return model, _tokenizer(str(_bundled_folder() / readable[0])) if readable else None
+    readable = [bundled for bundled in bundled_names() if (weights_folder() / bundled / "tokenizer.json").is_file()]
+    return model, _tokenizer(str(weights_folder() / readable[0])) if readable else None
 
 
 _MAKERS: dict[str, Callable[..., tuple[Any, Any | None]]] = {

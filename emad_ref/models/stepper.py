@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of, layer_kinds
@@ -53,15 +53,17 @@ class Frame:
     against, padding and masked ones included.
     """
 
-    __slots__ = ("stepper", "rows", "starts", "lengths", "ends", "start", "queries", "keys", "cached",
-                 "_slots", "_arguments", "_taken", "_writer")  # fmt: skip
-
     def __init__(
-        self, stepper: Stepper, rows: tuple[int, ...], starts: tuple[int, ...], lengths: tuple[int, ...], queries: int, cached: bool
+        self,
+        stepper: Stepper,
+        rows: tuple[int, ...],
+        starts: tuple[int, ...],
+        lengths: tuple[int, ...],
+        queries: int,
+        cached: bool,
     ):
-        self.stepper, self.rows, self.starts, self.lengths, self.queries, self.cached = (
-            stepper, rows, starts, lengths, queries, cached
-        )  # fmt: skip
+        self.stepper, self.queries, self.cached = stepper, queries, cached
+        self.rows, self.starts, self.lengths = rows, starts, lengths
         self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
         self.keys = max(starts) + queries
@@ -76,8 +78,10 @@ class Frame:
         if chosen not in self._taken:
             if not chosen or not all(0 <= i < len(self.rows) for i in chosen):
                 raise BadArgument("keep", list(chosen), f"some indices in 0–{len(self.rows) - 1}")
-            picked = (tuple(column[i] for i in chosen) for column in (self.rows, self.starts, self.lengths))
-            self._taken[chosen] = Frame(self.stepper, *picked, self.queries, self.cached)
+            rows, starts, lengths = (
+                tuple(column[i] for i in chosen) for column in (self.rows, self.starts, self.lengths)
+            )
+            self._taken[chosen] = Frame(self.stepper, rows, starts, lengths, self.queries, self.cached)
         return self._taken[chosen]
 
     def slots(self) -> Tensor:
@@ -111,28 +115,26 @@ class Frame:
         return cos[0][self.slots()], sin[0][self.slots()]
 
     def _mask(self, window: int | None) -> Tensor | None:
-        """Additive mask [rows or 1, 1, n, keys], or None where attending to everything, or SDPA's causal flag, is right.
+        """Additive mask [rows or 1, 1, n, keys]; None where attending to everything or SDPA's causal flag is right.
 
         A query at position p sees slots s ≤ p and, in a window of w, s > p − w.
         """
         windowed = window is not None and self.keys > window
-        if self.start is not None and not windowed:
-            # SDPA's flag aligns query i with key i, so it is only right when there is nothing before the chunk
-            if self.queries == 1 or (self.stepper.kernel == "sdpa" and self.start == 0):
-                return None
+        # SDPA's flag aligns query i with key i, so it is only right when there is nothing before the chunk
+        unmasked = self.queries == 1 or (self.stepper.kernel == "sdpa" and self.start == 0)
+        if self.start is not None and not windowed and unmasked:
+            return None
         here = self.slots() if self.start is None else self.slots()[:1]
         there = torch.arange(self.keys, device=here.device)
         seen = there <= here[:, :, None]
         if window is not None and windowed:
             seen &= there > here[:, :, None] - window
-        hidden = torch.finfo(self.stepper.dtype).min
-        return torch.zeros(seen.shape, dtype=self.stepper.dtype, device=here.device).masked_fill_(~seen, hidden)[:, None]
+        mask = torch.zeros(seen.shape, dtype=self.stepper.dtype, device=here.device)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None]
 
 
 class _Writer:
     """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over."""
-
-    __slots__ = ("cache", "_layers", "_frame")
 
     def __init__(self, cache: Cache, frame: Frame):
         self.cache, self._layers, self._frame = cache, cache.layers, frame
@@ -147,8 +149,6 @@ class _Stored(Exception):
 
 class _Filler(_Writer):
     """A writer that ends the block: its attention and MLP never run."""
-
-    __slots__ = ()
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> NoReturn:
         super().update(keys, values, layer_idx)
@@ -166,7 +166,7 @@ class Stepper:
         ModelMismatch: the walk does not reproduce the model.
     """
 
-    def __init__(self, model: nn.Module, *, check: bool = True):
+    def __init__(self, model: Any, *, check: bool = True):
         config = model.config.get_text_config()
         self.model, self.config, self.anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
@@ -182,8 +182,8 @@ class Stepper:
         self._final_norm = getattr(decoder, self.anatomy.final_norm)
         self._project_in = _named(decoder, self.anatomy.project_in)
         self._project_out = _named(decoder, self.anatomy.project_out)
-        self._positions = _named(decoder, self.anatomy.positions)
-        self.rotary = _named(decoder, self.anatomy.rotary)
+        self._positions: Any = _named(decoder, self.anatomy.positions)
+        self.rotary: Any = _named(decoder, self.anatomy.rotary)
         self._softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
@@ -222,11 +222,11 @@ class Stepper:
         if min(starts) < 0 or (cache is None and max(starts) > 0):
             raise BadArgument("positions", list(starts), "first positions ≥ 0, and 0 without a cache")
         if self._positions is not None and max(starts) + queries > self.max_positions:
-            raise BadArgument("positions", max(starts) + queries - 1, f"below {self.max_positions}, the learned positions")
+            raise BadArgument("positions", max(starts) + queries - 1, f"less than {self.max_positions}")
         present = count if cache is None else cache.rows
         chosen = tuple(range(present)) if rows is None else tuple(np.asarray(rows).tolist())
         if len(chosen) != count or list(chosen) != sorted({*range(present)} & {*chosen}):
-            raise BadArgument("rows", list(chosen), f"{count} ascending rows of 0–{present - 1}, as many as positions has")
+            raise BadArgument("rows", list(chosen), f"{count} ascending rows of 0–{present - 1}")
         valid = (queries,) * count if lengths is None else tuple(np.asarray(lengths).tolist())
         if len(valid) != count or not all(1 <= n <= queries for n in valid):
             raise BadArgument("lengths", list(valid), f"{count} lengths in 1–{queries}")
@@ -239,8 +239,9 @@ class Stepper:
             hidden = self._project_in(hidden)
         if self._positions is not None:
             table, offset = self._positions.weight, self.anatomy.position_offset
-            at = table[frame.slots() + offset] if frame.start is None else table.narrow(0, frame.start + offset, frame.queries)
-            hidden = hidden + at
+            if frame.start is None:
+                return hidden + table[frame.slots() + offset]
+            return hidden + table.narrow(0, frame.start + offset, frame.queries)
         return hidden
 
     def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
@@ -299,10 +300,11 @@ class Stepper:
             with torch.inference_mode(False), torch.no_grad():
                 at = torch.arange(max(positions, 2 * held), device=self.device)[None]
                 like = torch.empty(0, dtype=self.dtype, device=self.device)
-                self._tables[key] = self.rotary(like, at, kind) if self.anatomy.rotary_per_kind else self.rotary(like, at)
+                per_kind = (kind,) if self.anatomy.rotary_per_kind else ()
+                self._tables[key] = self.rotary(like, at, *per_kind)
         return self._tables[key]
 
-    def _require_usable(self, model: nn.Module) -> None:
+    def _require_usable(self, model: Any) -> None:
         if model.training:
             raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
         devices = sorted({str(p.device) for p in model.parameters()})
@@ -317,11 +319,12 @@ class Stepper:
         frame = self.frame(np.tile(np.arange(CHECKED_TOKENS), (CHECKED_ROWS, 1)), None)
         mine = self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, None)).double()
         theirs = self.model(ids, use_cache=False).logits.double()
-        relative = float((mine - theirs).abs().max() / theirs.abs().max()) if mine.shape == theirs.shape else float("inf")
+        same = mine.shape == theirs.shape
+        relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
         tolerance = CHECK_TOLERANCE[self.dtype]
         if not relative <= tolerance:  # NaN too
             raise ModelMismatch(self.config.model_type, relative, tolerance)
 
 
-def _named(decoder: nn.Module, name: str | None) -> nn.Module | None:
+def _named(decoder: Any, name: str | None) -> Any | None:
     return None if name is None else getattr(decoder, name)

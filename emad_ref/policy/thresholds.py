@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats
 
@@ -24,7 +25,11 @@ def default_probes(layers: int) -> tuple[int, ...]:
 
 
 def entropy_matched(
-    layers: int, probes: Sequence[int], targets_nats: Sequence[float], margin_nats: float = 0.0, schedule: str = "monotone"
+    layers: int,
+    probes: Sequence[int],
+    targets_nats: Sequence[float],
+    margin_nats: float = 0.0,
+    schedule: str = "monotone",
 ) -> OperatingPoint:
     """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
     return OperatingPoint(
@@ -51,6 +56,13 @@ def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> Operati
     )
 
 
+def require_one_bin(point: OperatingPoint) -> None:
+    """Refuse thresholds per bin, which no rule here can tell apart yet."""
+    if point.bins != "none":
+        raise BadArgument("point.bins", point.bins, "none", "use one row of thresholds for all tokens")
+
+
 def fires(point: OperatingPoint, signal: Floats) -> Bools:
     """[tokens, probes] whether each probe's rule fires on ``signal`` [tokens, probes]; NaN never fires."""
+    require_one_bin(point)
     return signal <= np.asarray(point.thresholds[0], dtype=signal.dtype)

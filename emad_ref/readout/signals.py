@@ -23,8 +23,9 @@ def entropy_nats(logits: Tensor) -> Tensor:
     """
     z = logits if logits.dtype == torch.float64 else logits.float()
     log_p = torch.log_softmax(z, dim=-1)
-    # torch.special.entr-style 0·log 0: a masked logit (-inf) must contribute nothing, not NaN
-    return -torch.where(log_p > -torch.inf, log_p.exp() * log_p, 0.0).sum(dim=-1)
+    # torch.special.entr-style 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for it is not
+    # greater than -inf either, and an entropy of 0 would let every rule fire
+    return -torch.where(log_p == -torch.inf, 0.0, log_p.exp() * log_p).sum(dim=-1)
 
 
 def require_finite(entropy: Tensor, where: str) -> None:

@@ -15,7 +15,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import Replay, decode_work, replay, replay_all, sums
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # holds arrays: a row is itself, not its values
 class Loss:
     """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
 

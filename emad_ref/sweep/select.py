@@ -1,4 +1,4 @@
-"""Choosing a point from a loss table (EMAD, "Select margin m on a small validation set"; METHODS, "Margin selection")."""
+"""Choosing a point from a loss table (EMAD, "Select margin m on a small validation set"; METHODS likewise)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cheapest_within_bounds(table: Sequence[Loss], reference_perplexity: float) -
 
 
 def equal_flops(table: Sequence[Loss], net_reduction: float) -> Loss | None:
-    """The best-quality row that costs at least as much as a point of ``net_reduction`` would allow.
+    """The best-quality row that saves at least ``net_reduction`` (a share of full-depth FLOPs).
 
     For a comparison at equal FLOPs the rival is given the benefit: the row of lowest perplexity among those whose net
     reduction is at least ``net_reduction``; where none saves that much, None.

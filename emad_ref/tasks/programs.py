@@ -30,9 +30,16 @@ def passes(program: str) -> bool:
         asserts = [s for s in statements if isinstance(s, ast.Assert)]
         if len(functions) + len(asserts) != len(statements) or not asserts:
             return False
-        return all(_value(statement.test, {}, functions) for statement in asserts)
+        return all(_holds(statement.test, functions) for statement in asserts)
     except (_Outside, SyntaxError, ValueError, RecursionError, MemoryError):
         return False  # not a program of the language: by definition it does not pass
+
+
+def _holds(test: ast.expr, functions: dict[str, ast.FunctionDef]) -> bool:
+    match test:
+        case ast.Compare(left=ast.Call() as call, ops=[ast.Eq()], comparators=[expected]):
+            return _value(call, {}, functions) == _value(expected, {}, {})
+    raise _Outside
 
 
 def _value(node: ast.expr, names: dict[str, int], functions: dict[str, ast.FunctionDef]) -> int:
@@ -50,8 +57,6 @@ def _value(node: ast.expr, names: dict[str, int], functions: dict[str, ast.Funct
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, names, functions)
-        case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
-            return _value(left, names, functions) == _value(right, names, functions)
         case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in functions and not names:
             return _call(functions[name], _value(argument, names, functions), functions)
     raise _Outside
@@ -59,6 +64,12 @@ def _value(node: ast.expr, names: dict[str, int], functions: dict[str, ast.Funct
 
 def _call(function: ast.FunctionDef, argument: int, functions: dict[str, ast.FunctionDef]) -> int:
     match function:
-        case ast.FunctionDef(args=ast.arguments(args=[ast.arg(arg=name)]), body=[ast.Return(value=ast.expr() as result)]):
+        case ast.FunctionDef(
+            args=ast.arguments(
+                posonlyargs=[], args=[ast.arg(arg=name)], vararg=None, kwonlyargs=[], kwarg=None, defaults=[]
+            ),
+            body=[ast.Return(value=ast.expr() as result)],
+            decorator_list=[],
+        ):
             return _value(result, {name: argument}, functions)
     raise _Outside

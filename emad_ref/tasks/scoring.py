@@ -33,7 +33,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True)
 class Item:
-    """An example as tokens: ``prompt`` int64 [n] with the opening token, ``continuations`` one per option (or the answer)."""
+    """An example as tokens: ``prompt`` int64 [n], opening token included; ``continuations``, per option or answer."""
 
     example: Example
     prompt: Ints
@@ -41,7 +41,13 @@ class Item:
 
 
 def item_of(example: Example, tokenizer: Encoder, opening: int | None) -> Item:
-    """Encode an example; ``opening`` is the model's beginning-of-text id or None."""
+    """Encode an example; ``opening`` is the model's beginning-of-text id or None.
+
+    Raises:
+        BadArgument: nothing to start from, an answer without tokens, or one that is not among the options.
+    """
+    if example.options and example.answer not in example.options:
+        raise BadArgument("example.answer", example.answer, f"one of the options {example.options}", "mend the task")
 
     def ids(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False)
@@ -50,7 +56,7 @@ def item_of(example: Example, tokenizer: Encoder, opening: int | None) -> Item:
     texts = example.options or (example.answer,)
     continuations = tuple(np.array(ids(text), dtype=np.int64) for text in texts)
     if not prompt or any(len(c) == 0 for c in continuations):
-        raise BadArgument("example", example, "a prompt and answers of at least one token")
+        raise BadArgument("example", example, "a prompt and answers of at least one token", "leave the example out")
     return Item(example, np.array(prompt, dtype=np.int64), continuations)
 
 
@@ -64,7 +70,20 @@ def sequences_of(items: Sequence[Item]) -> list[TokenSequence]:
 
 
 def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
-    """[items] correctness when every position of ``trace`` (of ``sequences_of(items)``) is decided at ``depth`` [tokens]."""
+    """[items] correctness when every position of ``trace``, of ``sequences_of(items)``, has ``depth`` [tokens].
+
+    Raises:
+        BadArgument: a trace or depths of something else, or an item whose program has to be generated.
+    """
+    expected = sum(len(item.continuations) for item in items)
+    if trace.sequences != expected:
+        raise BadArgument(
+            "trace.sequences", trace.sequences, f"{expected}, one per continuation", "trace sequences_of()"
+        )
+    if np.shape(depth) != (len(trace),):
+        raise BadArgument(
+            "depth", np.shape(depth), f"one depth per traced position, [{len(trace)}]", "replay this trace"
+        )
     likelihood = -sums(trace, trace.nll_nats[np.arange(len(trace)), depth - 1])
     hit = sums(trace, argmax_at(trace, depth) == trace.target) == trace.lengths
     verdicts = np.zeros(len(items), dtype=bool)
@@ -76,7 +95,7 @@ def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:
         elif item.example.scoring == "exact":
             verdicts[i] = bool(hit[options][0])
         else:
-            raise BadArgument("scoring", item.example.scoring, "choice or exact", "a program has to be generated: use runs()")
+            raise BadArgument("scoring", item.example.scoring, "choice or exact", "a program is generated: use runs()")
         at = options.stop
     return verdicts
 

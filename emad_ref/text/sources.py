@@ -18,15 +18,14 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.text import world
-from emad_ref.text.documents import Documents, Split
+from emad_ref.text.documents import SPLITS, Documents, Split
 
-HUB_SETS = {
+HUB_SETS = {  # repository, configuration
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
     "pile": ("NeelNanda/pile-10k", None),
 }
 FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
 DEALT: dict[Split, frozenset[int]] = {  # by document number modulo 4
-    "train": frozenset(),
     "calibrate": frozenset({0}),
     "validate": frozenset({1}),
     "evaluate": frozenset({2, 3}),
@@ -41,16 +40,23 @@ def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None 
     """Documents of a corpus and split (the world's are endless).
 
     Raises:
-        BadArgument: neither a known corpus nor a readable file or folder.
+        BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
         CorpusUnavailable: a known corpus that cannot be reached.
     """
     if corpus in world.CORPORA:
         return world.documents(corpus, split, seed)
+    if split not in SPLITS:
+        raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
+    if split == "train":
+        raise BadArgument("split", split, "calibrate, validate or evaluate", "only the world has text to train on")
     if corpus in FOLDERS:
         folder = data / FOLDERS[corpus] if data else None
         if folder is not None and folder.is_dir():
             return folder_documents(folder, split)
-        return dealt(hub_documents(corpus), split)
+        if corpus == "wikitext":
+            part = hub_documents(corpus, "test" if split == "evaluate" else "validation")
+            return part if split == "evaluate" else halved(part, split)
+        return dealt(hub_documents(corpus, "train"), split)
     path = Path(corpus)
     if path.is_dir():
         return folder_documents(path, split)
@@ -92,7 +98,7 @@ def file_documents(path: Path) -> Iterator[str]:
 
 def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    lines = text_of(path).splitlines(keepends=True)
     wikitext = any(is_heading(line) for line in lines)
     document: list[str] = []
     for line in lines:
@@ -110,21 +116,35 @@ def is_heading(line: str) -> bool:
 
 
 def jsonl_documents(path: Path) -> Iterator[str]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    """The field ``text`` of every line; blank lines are passed over."""
+    # not splitlines(): JSON may hold U+2028 and its like inside a string
+    for number, line in enumerate(text_of(path).split("\n"), start=1):
         if line.strip():
-            try:
-                yield json.loads(line)["text"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise BadArgument(
-                    f"{path.name}, line {number}", line[:60], 'a JSON object with a field "text"', "mend the line"
-                ) from error
+            yield text_field(line, f"{path.name}, line {number}")
+
+
+def text_field(line: str, place: str) -> str:
+    try:
+        text = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        text = None
+    if not isinstance(text, str):
+        raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
+    return text
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BadArgument("corpus", str(path), "a file in UTF-8", f"convert it first ({error})") from error
 
 
 READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
 
 
-def hub_documents(corpus: str) -> Iterator[str]:
-    """Stream a hub data set.
+def hub_documents(corpus: str, part: str) -> Iterator[str]:
+    """Stream the documents of a part (train, validation, test) of a hub data set.
 
     Raises:
         CorpusUnavailable: the hub, its cache and the package ``datasets`` do not give it.
@@ -133,18 +153,20 @@ def hub_documents(corpus: str) -> Iterator[str]:
     try:
         from datasets import load_dataset  # an extra: only this source needs it
 
-        split = "train" if corpus == "pile" else "validation"
-        rows = load_dataset(name, configuration, split=split, streaming=True)
+        rows = load_dataset(name, configuration, split=part, streaming=True)
         first = next(iter(rows))
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise CorpusUnavailable(
-            f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}); put its files under "
-            f"{FOLDERS[corpus]}/ in a folder and pass --emad-data FOLDER, or choose another --emad-corpus"
+            f"corpus={corpus!r}, but {name} is out of reach ({type(error).__name__}: {error}); "
+            f"install pytest-emad[tasks], or put its files under {FOLDERS[corpus]}/ in a data folder and name that, or "
+            "choose another corpus"
         ) from error
     if "text" not in first:
-        raise CorpusUnavailable(f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'")
+        raise CorpusUnavailable(
+            f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'; choose another corpus"
+        )
     lines = (row["text"] for row in rows)
-    return articles(lines) if corpus == "wikitext" else lines
+    return (text for text in (articles(lines) if corpus == "wikitext" else lines) if text.strip())
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

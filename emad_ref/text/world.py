@@ -25,11 +25,14 @@ from itertools import count, islice
 from emad_ref.errors import BadArgument
 from emad_ref.text.documents import SPLITS, Documents, Example, Split
 
-NAMES = "Mira Tom Ada Ben Cleo Dan Eva Finn Gus Hana Ivo June Kai Lena Max Nora".split()
-OBJECTS = "apples plums coins books shells stamps cards pens".split()
-PLACES = "attic barn cellar garden kitchen library office shed".split()
-COLOURS = "red blue green black white yellow".split()
-LETTERS = "a b c d e f g h i j k l m n o p".split()
+NAMES = [
+    "Mira", "Tom", "Ada", "Ben", "Cleo", "Dan", "Eva", "Finn",
+    "Gus", "Hana", "Ivo", "June", "Kai", "Lena", "Max", "Nora",
+]  # fmt: skip
+OBJECTS = ["apples", "plums", "coins", "books", "shells", "stamps", "cards", "pens"]
+PLACES = ["attic", "barn", "cellar", "garden", "kitchen", "library", "office", "shed"]
+COLOURS = ["red", "blue", "green", "black", "white", "yellow"]
+LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"]
 
 WALK_AT_LEAST = 8
 WALK_ENDS = 1 / 14  # hazard per step: the end of a walk must not be predictable
@@ -169,7 +172,7 @@ def code_parts(rng: random.Random) -> tuple[str, str, str]:
 
 def evaluate(body: str, x: int) -> int:
     """Value of an expression of this module's own making at ``x``."""
-    (left, operator, right) = body.partition(")")[0].removeprefix("(x ").partition(" ")
+    left, _, right = body.partition(")")[0].removeprefix("(x ").partition(" ")
     inner = _apply(left, x, int(right))
     outer, number = body.partition(") ")[2].split()
     return _apply(outer, inner, int(number))

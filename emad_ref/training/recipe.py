@@ -1,4 +1,4 @@
-"""How the bundled models are made: one tokenizer, one corpus, four short trainings, all from a seed.
+"""How the bundled models are made: one tokenizer, one corpus, short trainings, all from a seed.
 
 ``emad-tiny``        12 layers, with an early-exit loss at the probe layers (LayerSkip, Elhoushi et al. 2024, §4.1,
                      in small): loss = CE(last layer) + Σ_ℓ w_ℓ · CE(head(norm(h_ℓ))).
@@ -22,12 +22,16 @@ from torch.nn import functional as F
 from tqdm import tqdm
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, PreTrainedTokenizerFast
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.text import world
 
 END_OF_TEXT = "<|endoftext|>"
 VOCABULARY = 512
 TOKENIZER_DOCUMENTS = 20_000
+
+
+class Diverged(EmadError):
+    """The loss is no longer a number: nothing worth saving is left."""
 
 
 @dataclass(frozen=True)
@@ -89,21 +93,22 @@ def batches(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Iterator[Tens
 
 
 def initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
-    torch.manual_seed(recipe.seed)
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=recipe.hidden,
-            num_hidden_layers=recipe.layers,
-            num_attention_heads=recipe.heads,
-            intermediate_size=4 * recipe.hidden,
-            max_position_embeddings=512,
-            rotary_pct=0.25,
-            bos_token_id=0,
-            eos_token_id=0,
-            tie_word_embeddings=False,
-        )
+    """Random weights from the recipe's seed; the caller's generator is left as it was."""
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=recipe.hidden,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=4 * recipe.hidden,
+        max_position_embeddings=512,
+        rotary_pct=0.25,
+        bos_token_id=0,
+        eos_token_id=0,
+        tie_word_embeddings=False,
     )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return GPTNeoXForCausalLM(config)
 
 
 def loss_of(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,6 +127,7 @@ def loss_of(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Ten
 
 
 def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """[Muon for the blocks' matrices, AdamW for embedding, head, norms and biases]."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
@@ -141,18 +147,30 @@ def train(recipe: Recipe, out: Path) -> float:
 
     About an hour on one CPU core for the 12-layer models. The result depends on the recipe alone, up to
     floating-point summation order (thread count, torch build).
+
+    Raises:
+        BadArgument: no steps.
+        Diverged: a loss that is not finite; nothing is written.
     """
+    if recipe.steps < 1:
+        raise BadArgument("recipe.steps", recipe.steps, "at least one step", "an untrained model is not saved")
     tokenizer = train_tokenizer()
     model = initial_model(recipe)
     optimizers = optimisers(model, recipe)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     smooth = math.nan
-    progress = tqdm(zip(range(recipe.steps), batches(recipe, tokenizer), strict=False), total=recipe.steps, desc=recipe.name)
+    steps = zip(range(recipe.steps), batches(recipe, tokenizer), strict=False)
+    progress = tqdm(steps, total=recipe.steps, desc=recipe.name)
     for step, ids in progress:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * rate_at(recipe, step)
         loss, last = loss_of(model, recipe, ids)
+        if not torch.isfinite(loss):
+            raise Diverged(
+                f"loss={float(loss.detach())} at step {step} of {recipe.name}, but expected a finite number; lower matrix_rate "
+                f"({recipe.matrix_rate}) or other_rate ({recipe.other_rate})"
+            )
         model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -166,6 +184,7 @@ def train(recipe: Recipe, out: Path) -> float:
 
 
 def recipe_named(name: str) -> Recipe:
+    """The recipe of a bundled model."""
     if name not in RECIPES:
         raise BadArgument("name", name, f"one of {', '.join(RECIPES)}")
     return RECIPES[name]

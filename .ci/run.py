@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""What CI runs: README.md's own commands, from nothing but Python and pip.
+
+The files git knows (tracked, and untracked but not ignored) are copied to an empty folder. There each command that
+README.md marks with ``<!-- main-job -->`` or ``<!-- tests -->`` runs as it stands, in an environment of its own, so
+that the main job cannot lean on what only the tests install. Exit status 1 if any command fails.
+
+    .ci/run              both commands
+    .ci/run main-job     one of them
+    .ci/run --print      show the commands, run nothing
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MARKS = ("main-job", "tests")
+
+
+def command(readme: str, mark: str) -> str:
+    """The fenced block right after ``<!-- mark -->``; exits unless there is exactly one."""
+    blocks = re.findall(rf"<!-- {re.escape(mark)} -->\s*\n```[a-z]*\n(.*?)\n```", readme, flags=re.DOTALL)
+    if len(blocks) != 1:
+        sys.exit(f"README.md: found {len(blocks)} code blocks marked <!-- {mark} -->, but expected exactly one")
+    return blocks[0]
+
+
+def copy_sources(target: Path) -> None:
+    """Copy what a commit of the working tree would hold; build outputs and environments stay behind."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    for name in filter(None, listing.stdout.decode().split("\0")):
+        if (ROOT / name).is_file():  # a tracked file may have been deleted in the working tree
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+
+
+def run(text: str, folder: Path) -> int:
+    """Run one block in a copy of the sources, where ``python`` is this interpreter with a bare pip beside it."""
+    venv.create(folder / "python", with_pip=True)
+    copy_sources(folder / "checkout")
+    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["PATH"] = f"{folder / 'python' / 'bin'}{os.pathsep}{environment['PATH']}"
+    return subprocess.run(
+        ["bash", "-euxo", "pipefail", "-c", text], cwd=folder / "checkout", env=environment
+    ).returncode
+
+
+def main(arguments: list[str]) -> int:
+    only_print = "--print" in arguments
+    marks = [argument for argument in arguments if argument != "--print"] or list(MARKS)
+    if unknown := sorted(set(marks) - set(MARKS)):
+        sys.exit(f"{unknown[0]!r}, but expected one of {', '.join(MARKS)}, --print")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    commands = {mark: command(readme, mark) for mark in marks}
+    failed = []
+    for mark, text in commands.items():
+        print(f"=== {mark}\n{text}", flush=True)
+        if only_print:
+            continue
+        with tempfile.TemporaryDirectory(prefix="emad-ci-") as folder:
+            if status := run(text, Path(folder)):
+                failed.append(f"{mark} (exit status {status})")
+    if failed:
+        print(f"FAILED: {', '.join(failed)}", flush=True)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,36 @@
+"""Black-box checks of any Decoder, through ``emad_ref.protocol`` alone.
+
+``forced``      logits at forced depths equal the lens; inadmissible depths are refused
+``decisions``   signals, depths and ledger on given tokens are the rule's
+``rollback``    after a rollback a session is what it was
+``generation``  the timed path emits the argmax at the depths it claims
+``rows``        rows of a batch decide on their own
+``bridge``      teacher-forced depths and NLL equal replay's
+
+Each returns a ``Finding``; ``tolerances`` says how far numbers may differ. NumPy only: the oracle is a ``Lens``.
+"""
+
+from __future__ import annotations
+
+from emad_ref.audit.bridge import Replayed, bridge
+from emad_ref.audit.decisions import decisions
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.forced import forced
+from emad_ref.audit.generation import generation
+from emad_ref.audit.lens import Lens
+from emad_ref.audit.rollback import rollback
+from emad_ref.audit.rows import rows
+from emad_ref.audit.tolerances import tolerance
+
+__all__ = [
+    "Finding",
+    "Lens",
+    "Replayed",
+    "bridge",
+    "decisions",
+    "forced",
+    "generation",
+    "rollback",
+    "rows",
+    "tolerance",
+]

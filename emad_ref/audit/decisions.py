@@ -1,0 +1,56 @@
+"""The rule's own decisions on given tokens: signals, depths, logits and the ledger against the lens.
+
+Fed with ``depth=None``, each row must read the lens' entropy at its probes and no other, take the depth the rule gives
+(never rising), show the logits of that depth, and count the work its decisions imply. First every row alone, where the
+ledger is exact; then all rows together, where a row that follows its neighbours gives itself away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from emad_ref.audit.finding import NEEDED, Finding, Tally
+from emad_ref.audit.ledger import judge_ledger
+from emad_ref.audit.lens import Lens
+from emad_ref.audit.trajectory import decided, judge
+from emad_ref.audit.transcript import Transcript, slices
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import Ints
+
+
+def decisions(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+    exact_context: bool = True,
+) -> Finding:
+    """Check the decisions on ``prompts`` followed by ``continuations`` int64 [rows, n].
+
+    ``exact_context`` False asks of ``work.context`` only the causal minimum: for decoders that attend over padded
+    keys, or run the prompt in other pieces, and count so. Discriminating are positions at which a probe lay below the
+    cap; a point without probes has none to offer and needs none. ``tolerance`` in logits and nats, raised to the
+    decoder's declared noise.
+    """
+    tolerance = max(tolerance, decoder.capabilities.logit_noise)
+    tally = Tally("decisions", needed if point.adaptive else 0)
+    if not decoder.capabilities.counted:
+        tally.notes.append("ledger not checked: the decoder does not count its work")
+    with tally:
+        for chosen in (*([row] for row in range(len(prompts))), list(range(len(prompts)))):
+            alone = len(chosen) == 1
+            with Transcript(tally, decoder, [prompts[row] for row in chosen], point) as talk:
+                for columns in slices(continuations.shape[1], 1 if alone else decoder.capabilities.max_feed):
+                    talk.feed(continuations[chosen, columns])
+                trajectories = talk.trajectories()
+                for trajectory in trajectories:
+                    judge(tally, trajectory, lens, point, tolerance)
+                    tally.discriminating += decided(trajectory, point)
+                if decoder.capabilities.counted:
+                    judge_ledger(tally, talk.session.work, trajectories, point, exact_context=exact_context)
+    return tally.finding()

@@ -1,0 +1,96 @@
+"""Fixtures that tests ask for by name. The heavy ones live in ``session`` and are imported when first used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from emad_ref.verdict.claims import Claim
+from pytest_emad.backends import make_decoder
+from pytest_emad.goldens import Goldens, KnownVerdicts, known_verdicts, shipped
+from pytest_emad.options import Settings, register, settings
+from pytest_emad.recording import Recorder
+from pytest_emad.selfcheck import provenance
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from emad_ref.models.loading import Loaded
+    from pytest_emad.auditing import Auditor
+    from pytest_emad.session import Evidence
+
+
+@pytest.fixture(scope="session")
+def emad_settings(pytestconfig: pytest.Config) -> Settings:
+    """This run's validated options."""
+    return settings(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def emad_goldens(emad_settings: Settings) -> Goldens:
+    """Golden data: ``--emad-golden`` first, then the shipped folder."""
+    folders = tuple(folder for folder in (emad_settings.golden, shipped()) if folder is not None)
+    return Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
+
+
+@pytest.fixture(scope="session")
+def emad_known(emad_goldens: Goldens) -> KnownVerdicts:
+    """Verdicts on record, from the same folders."""
+    return known_verdicts(emad_goldens.folders)
+
+
+@pytest.fixture
+def emad_record(
+    request: pytest.FixtureRequest, emad_settings: Settings, emad_goldens: Goldens, emad_known: KnownVerdicts
+) -> Recorder:
+    """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so."""
+    return Recorder(
+        request.node.user_properties,
+        emad_settings,
+        register(request.config),
+        emad_goldens,
+        emad_known,
+        partial(provenance, request.config),
+    )
+
+
+@pytest.fixture(scope="session")
+def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Iterator[Loaded]:
+    """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
+    from pytest_emad.session import open_model
+
+    with open_model(request.param, emad_settings) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="session")
+def emad_evidence(emad_model: Loaded, emad_settings: Settings, pytestconfig: pytest.Config) -> Evidence:
+    """Everything this run knows of the model under test (``session.Evidence``), gathered when first asked for."""
+    from pytest_emad.session import Evidence
+
+    return Evidence(emad_model, emad_settings, partial(make_decoder, pytestconfig))
+
+
+@pytest.fixture(scope="session")
+def emad_register(pytestconfig: pytest.Config) -> dict[str, Claim]:
+    """The claims register, ``--emad-claims`` applied."""
+    return register(pytestconfig)
+
+
+@pytest.fixture
+def emad_rng(emad_settings: Settings) -> np.random.Generator:
+    """A NumPy generator seeded with ``--emad-seed``, fresh for every test."""
+    import numpy as np
+
+    return np.random.default_rng(emad_settings.seed)
+
+
+@pytest.fixture
+def emad_audit(emad_evidence: Evidence, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+    """Fails the test on an audit's complaint, warns where it had no power; compares tokens up to ties."""
+    from pytest_emad.auditing import Auditor
+
+    return Auditor(emad_evidence.lens, emad_evidence.tolerance, emad_settings, emad_record)

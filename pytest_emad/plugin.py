@@ -1,0 +1,205 @@
+"""The entry point: pytest's hooks, each a few lines over the module that holds the idea.
+
+Importing it imports neither torch nor hypothesis: having the package installed must not slow down other test runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_emad import backends, fixtures, hookspecs, selfcheck
+from pytest_emad.options import BUDGETS, add_options, register, settings
+from pytest_emad.results import Results
+from pytest_emad.terminal import header, write_summary
+
+MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
+REFUSAL = "emad usage error"
+
+_PREVIOUS_PROFILE = pytest.StashKey[str]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    add_options(parser)
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", MARKER)
+    selfcheck.check_installation()
+    settings(config)
+    config.pluginmanager.register(fixtures, "emad-fixtures")
+    config.pluginmanager.register(backends.WalkedBackend(), backends.OURS)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Reporting(config), "emad-reporting")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _PREVIOUS_PROFILE in config.stash:
+        from hypothesis import settings as hypothesis_settings
+
+        hypothesis_settings.load_profile(config.stash[_PREVIOUS_PROFILE])
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return header(settings(config))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
+    if selfcheck.asked_suites(session.config):
+        selfcheck.check_requirements()
+        _load_hypothesis_profile(session.config)
+
+
+def _load_hypothesis_profile(config: pytest.Config) -> None:
+    """Examples by budget, no deadline, derandomised, no database; a profile the user loaded stays in force."""
+    from hypothesis import settings as hypothesis_settings
+
+    current = hypothesis_settings.get_current_profile_name()
+    if current not in ("default", "ci"):  # the two that Hypothesis itself puts in force
+        return
+    config.stash[_PREVIOUS_PROFILE] = current
+    hypothesis_settings.register_profile(
+        "emad",
+        max_examples=settings(config).budget.examples,
+        deadline=None,  # a loaded machine is no bug in a decoder
+        derandomize=True,
+        database=None,
+        print_blob=True,
+    )
+    hypothesis_settings.load_profile("emad")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Session scope lets pytest free one model before it loads the next."""
+    if "emad_model" in metafunc.fixturenames:
+        names = settings(metafunc.config).models
+        metafunc.parametrize(
+            "emad_model", names, indirect=True, scope="session", ids=[name.replace("/", "|") for name in names]
+        )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
+    try:
+        selfcheck.check_collection(session, items)
+        marked = [item for item in items if item.get_closest_marker("emad") is not None]
+        for item in marked:
+            _check_marker(item)
+        if marked or any(selfcheck.is_ours(item) for item in items):
+            backends.check(config)
+        _keep_within_budget(config, items)
+        _refuse_parallel_measuring(config, items)
+    except pytest.UsageError as error:
+        if not hasattr(config, "workerinput"):
+            raise
+        items.clear()
+        _tell_controller(config, str(error))
+
+
+def _marker(item: pytest.Item) -> dict[str, Any]:
+    """The nearest ``emad`` marker's arguments with their defaults."""
+    marker = item.get_closest_marker("emad")
+    return {"claim": None, "budget": "smoke", "measures": False} | (dict(marker.kwargs) if marker else {})
+
+
+def _check_marker(item: pytest.Item) -> None:
+    marker = item.get_closest_marker("emad")
+    arguments = _marker(item)
+    if (marker and marker.args) or set(arguments) != {"claim", "budget", "measures"}:
+        raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.emad takes the keywords claim, budget and measures")
+    if arguments["budget"] not in BUDGETS:
+        raise pytest.UsageError(
+            f"{item.nodeid}: budget={arguments['budget']!r}, but expected one of {', '.join(BUDGETS)}"
+        )
+    known = register(item.config)
+    if arguments["claim"] is not None and arguments["claim"] not in known:
+        raise pytest.UsageError(f"{item.nodeid}: claim={arguments['claim']!r}, but the register has {', '.join(known)}")
+
+
+def _keep_within_budget(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rank = settings(config).budget.rank
+    within: list[pytest.Item] = []
+    above: list[pytest.Item] = []
+    for item in items:
+        (within if BUDGETS[_marker(item)["budget"]].rank <= rank else above).append(item)
+    if above:
+        config.hook.pytest_deselected(items=above)
+        items[:] = within
+
+
+def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Processes that share cores slow one another down: times taken that way say nothing."""
+    workers = getattr(config, "workerinput", {}).get("workercount", 0)
+    measuring = [item for item in items if _marker(item)["measures"] or selfcheck.is_cost(item)]
+    if workers > 1 and measuring:
+        raise pytest.UsageError(
+            f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
+            "use -n 0 or -n 1, or leave suites/cost out"
+        )
+
+
+def _tell_controller(config: pytest.Config, message: str) -> None:
+    """A worker's usage error would be lost: xdist sends failed collections to the controller, so it goes as one."""
+    report = pytest.CollectReport(nodeid=REFUSAL, outcome="failed", longrepr=message, result=[])
+    config.hook.pytest_collectreport(report=report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker sends home what only it knows: torch is not imported on the controller."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["emad.torch_threads"] = selfcheck.torch_threads()
+
+
+class Reporting:
+    """Gathers results where reports end up, prints the summary, writes ``report.json``. Not registered on workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.results = Results()
+        self.failures: list[str] = []
+        self.report: str | None = None
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.nodeid == REFUSAL:
+            pytest.exit(str(report.longrepr), returncode=int(pytest.ExitCode.USAGE_ERROR))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "teardown":  # the last report carries the records of all phases
+            self.results.take(report.user_properties)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any, error: object) -> None:
+        threads = getattr(node, "workeroutput", {}).get("emad.torch_threads")
+        self.results.torch_threads = threads if self.results.torch_threads is None else self.results.torch_threads
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if session.config.option.collectonly:
+            return
+        chosen = settings(self.config)
+        if self.results or chosen.require:
+            requires = {name: claim.requires for name, claim in register(self.config).items()}
+            self.failures = self.results.failures(chosen, requires)
+        if chosen.report is not None:
+            try:
+                path = self.results.write(chosen.report, chosen, selfcheck.provenance(self.config))
+                self.report = str(path)
+            except OSError as error:
+                self.failures.append(f"--emad-report: {error}")
+        if self.failures and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
+        """After pytest's own failures, so that the tables are the last thing on the screen."""
+        yield
+        write_summary(terminalreporter, self.results, self.failures, self.report)

@@ -1,0 +1,233 @@
+"""What one test puts on record, and whether that fails it.
+
+Records travel as JSON strings in ``item.user_properties``: JUnit keeps them, and xdist carries them to the controller,
+which a single NumPy scalar would kill. A test fails on a verdict when
+
+- gate ``paper``: the row gates (register, ``--emad-claims`` or ``--emad-gate-claims``) and is falsified, or is
+  inconclusive under ``--emad-inconclusive fail``;
+- gate ``known``: the verdict differs from the one on record for this claim, model and corpus;
+- ``--emad-require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Unsupported
+from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
+from pytest_emad.options import Settings
+
+CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN = (
+    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known")
+)
+
+UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
+
+
+class EmadWarning(pytest.PytestWarning):
+    """A gating claim that this run could not decide."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a verdict does to its test: ``failure`` and ``warning`` are messages, empty when there is nothing to say."""
+
+    failure: str = ""
+    warning: str = ""
+
+
+def judge(verdict: Verdict, claim: Claim, settings: Settings, expected: str | None) -> Judgement:
+    """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates."""
+    said = describe(verdict)
+    if verdict.verdict in UNDECIDED and claim.requires in settings.require:
+        return Judgement(f"{said} --emad-require {claim.requires} asks for a decision.")
+    if settings.gate == "known":
+        if expected is not None and expected != verdict.verdict:
+            return Judgement(f"{said} The verdict on record is {expected}: --emad-gate known fails on any change.")
+        if expected is None and "golden" in settings.require:
+            return Judgement(f"{said} No verdict is on record for it, and --emad-require golden asks for one.")
+        return Judgement()
+    if not verdict.gate:
+        return Judgement()
+    if verdict.verdict == "falsified":
+        return Judgement(f"{said} This row gates.")
+    if verdict.verdict == "inconclusive":
+        if settings.inconclusive == "fail":
+            return Judgement(f"{said} This row gates, and --emad-inconclusive fail is set.")
+        return Judgement(warning=said)
+    return Judgement()
+
+
+def describe(verdict: Verdict) -> str:
+    """One paragraph with every number a reader needs: outcome, estimate, interval, n, threshold, reason, legs."""
+    parts = [f"{verdict.id} on {verdict.model}: {verdict.verdict}.", _numbers(verdict)]
+    if verdict.reason:
+        parts.append(f"{verdict.reason.rstrip('.')}.")
+    if len(verdict.legs) > 1:
+        parts.append(f"Legs: {'; '.join(_leg(leg) for leg in verdict.legs)}.")
+    return " ".join(part for part in parts if part)
+
+
+def _numbers(result: Verdict | Leg) -> str:
+    if result.estimate is None:
+        return ""
+    text = f"{result.estimate:.4g} {result.unit}".rstrip()
+    if result.interval is not None:
+        text += f" (95 % interval {result.interval[0]:.4g} to {result.interval[1]:.4g}, n = {result.n})"
+    else:
+        text += f" (n = {result.n})"
+    return text + ("." if result.threshold is None else f", threshold {result.threshold:.4g}.")
+
+
+def _leg(leg: Leg) -> str:
+    return " ".join(part for part in (f"{leg.name} {leg.outcome}", _numbers(leg).rstrip("."), leg.reason) if part)
+
+
+class Recorder:
+    """The fixture ``emad_record``: puts facts on a test's record and fails the test where a verdict says so.
+
+    ``properties`` is the test's ``user_properties``, to which this object only appends.
+    """
+
+    def __init__(
+        self,
+        properties: list[tuple[str, object]],
+        settings: Settings,
+        register: Mapping[str, Claim],
+        goldens: Goldens,
+        known: KnownVerdicts,
+        provenance: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._properties, self._settings, self._register = properties, settings, register
+        self._goldens, self._known, self._provenance = goldens, known, provenance
+
+    def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "") -> None:
+        """Record a verdict, then fail or warn as the module docstring says.
+
+        Args:
+            verdict: its ``gate`` is replaced by what register and options say.
+            corpus: the corpus it was decided on; "" for claims that read no text.
+            fingerprint: the model's, so that known verdicts follow the weights and not the name.
+
+        Raises:
+            BadArgument: the register has no row ``verdict.id``.
+        """
+        row = self._row(verdict.id)
+        models = [fingerprint, verdict.model] if fingerprint else [verdict.model]
+        expected = self._known.expected(verdict.id, models, corpus)
+        verdict = replace(verdict, gate=self._gates(row, expected))
+        self._add(CLAIM, verdict.to_json())
+        self._add(KNOWN, {"claim": row.id, "model": verdict.model, "expected": expected, "found": verdict.verdict})
+        if self._settings.update_golden:
+            self._put_on_record(verdict, models[0], corpus)
+            expected = verdict.verdict  # an update accepts what it finds; the run still fails as a whole
+        outcome = judge(verdict, row, self._settings, expected)
+        if outcome.warning:
+            warnings.warn(EmadWarning(outcome.warning), stacklevel=2)
+        if outcome.failure:
+            pytest.fail(outcome.failure, pytrace=False)
+
+    def not_applicable(self, claim: str, model: str, reason: str, unmeasured: bool = False) -> None:
+        """Record that a premise (or, with ``unmeasured``, an instrument or data) is absent. Reason required."""
+        if not reason:
+            raise BadArgument("reason", reason, "a sentence saying what is absent")
+        row = self._row(claim)
+        outcome = UNDECIDED[unmeasured]
+        self.claim(Verdict(claim, model, outcome, None, None, 0, None, row.unit, row.gate, reason))
+
+    @contextmanager
+    def unless_unsupported(self, claim: str, model: str) -> Iterator[None]:
+        """A decoder's ``Unsupported(reason)`` inside the block records ``claim`` as ``not applicable (reason)``."""
+        try:
+            yield
+        except Unsupported as refusal:
+            self.not_applicable(claim, model, str(refusal) or "the decoder does not support this request")
+
+    def point(self, values: Mapping[str, Any]) -> None:
+        """Record an operating point for the summary; keys as ``emad_ref.report.tables.points_table`` reads them.
+
+        Raises:
+            BadArgument: no ``model`` or ``name``; or a value JSON cannot hold, NaN and infinity included.
+        """
+        for key in ("model", "name"):
+            if not values.get(key):
+                raise BadArgument(f"point[{key!r}]", values.get(key), "the name it is reported under")
+        self._add(POINT, dict(values))
+
+    def model(self, facts: Mapping[str, Any]) -> None:
+        """Record facts about a model (``name`` and, say, fingerprint, layers) for ``report.json``."""
+        if not facts.get("name"):
+            raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
+        self._add(MODEL, dict(facts))
+
+    def note(self, text: str) -> None:
+        """Record a sentence that the reader of the summary needs."""
+        self._add(NOTE, text)
+
+    def golden(self, name: str, found: Any) -> Any | None:
+        """The golden stored under ``name``, for the test to compare with ``found``; None if none is recorded.
+
+        Under ``--emad-update-golden`` ``found`` (JSON values only) is stored and returned.
+
+        Raises:
+            pytest_emad.goldens.DamagedGolden: listed in the index, but missing or altered.
+            Failed: none is recorded, and ``--emad-require golden`` is set.
+        """
+        if self._settings.update_golden:
+            stored = json.loads(_strict(f"golden {name}", found))
+            change = self._goldens.update(name, stored, self._provenance())
+            self._changed(f"golden {name}", change)
+            return stored
+        stored = self._goldens.read(name)
+        self._add(GOLDEN, {"id": name, "outcome": "absent" if stored is None else "read"})
+        if stored is None and "golden" in self._settings.require:
+            pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
+        return stored
+
+    def _gates(self, row: Claim, expected: str | None) -> bool:
+        """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
+        if self._settings.gate == "known":
+            return expected is not None
+        return row.gate or row.id in self._settings.gate_claims
+
+    def _row(self, claim: str) -> Claim:
+        if claim not in self._register:
+            raise BadArgument("claim", claim, f"a row of the register: {', '.join(self._register)}")
+        return self._register[claim]
+
+    def _put_on_record(self, verdict: Verdict, model: str, corpus: str) -> None:
+        if self._goldens.target is None:  # settings() refuses this combination
+            raise AssertionError("update without a target")
+        change = record_verdict(self._goldens.target, verdict.id, model, corpus, verdict.verdict)
+        self._changed(f"verdict {verdict.id} of {verdict.model}: {verdict.verdict}", change)
+
+    def _changed(self, name: str, change: Change) -> None:
+        self._add(GOLDEN, {"id": name, "outcome": change})
+
+    def _add(self, kind: str, value: object) -> None:
+        self._properties.append((kind, _strict(kind, value)))
+
+
+def _strict(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise BadArgument(
+            name, value, "built-in JSON values", f"{error}; leave absent numbers out, or give None"
+        ) from error
+
+
+def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
+    """(kind, value) for each of our records among a report's ``user_properties``, in order."""
+    for kind, value in properties:
+        if kind.startswith("emad.") and isinstance(value, str):
+            yield kind, json.loads(value)

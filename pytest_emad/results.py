@@ -1,0 +1,99 @@
+"""All records of a run, gathered on the one process that reports: the controller under xdist.
+
+``Results.take`` reads them from test reports; ``report`` lays them out as ``report.json``; ``failures`` says why a run
+must fail although each of its tests may have passed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_emad.goldens import write_atomically
+from pytest_emad.options import Settings
+from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, UNDECIDED, read_properties
+
+SCHEMA = 1
+REPORT = "report.json"
+
+
+@dataclass
+class Results:
+    """Lists in the order in which the tests finished."""
+
+    claims: list[dict[str, Any]] = field(default_factory=list)
+    points: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=list)
+    goldens: list[dict[str, Any]] = field(default_factory=list)
+    known: list[dict[str, Any]] = field(default_factory=list)
+    torch_threads: int | None = None
+
+    def __bool__(self) -> bool:
+        return any((self.claims, self.points, self.notes, self.models, self.goldens, self.known))
+
+    def take(self, properties: list[tuple[str, object]]) -> None:
+        """Add the records of one finished test; facts that several tests record alike are kept once."""
+        kinds: dict[str, list[Any]] = {
+            CLAIM: self.claims,
+            POINT: self.points,
+            NOTE: self.notes,
+            MODEL: self.models,
+            GOLDEN: self.goldens,
+            KNOWN: self.known,
+        }
+        for kind, value in read_properties(properties):
+            if value not in kinds[kind]:
+                kinds[kind].append(value)
+
+    @property
+    def updated(self) -> list[dict[str, Any]]:
+        """Goldens that this run added or changed."""
+        return [entry for entry in self.goldens if entry["outcome"] in ("added", "changed")]
+
+    def failures(self, settings: Settings, requires: Mapping[str, str]) -> list[str]:
+        """Reasons to fail the whole run; ``requires`` maps each claim to the ``--emad-require`` word it answers."""
+        reasons = []
+        if self.updated:
+            reasons.append("goldens updated, read the diff and run again")
+        decided = {requires[claim["id"]] for claim in self.claims if claim["verdict"] not in UNDECIDED}
+        if any(entry["outcome"] == "read" for entry in self.goldens) or self._compared:
+            decided.add("golden")
+        for word in sorted(settings.require - decided):
+            reasons.append(f"--emad-require {word}: no claim that needs it was decided in this run")
+        if settings.gate == "known" and not settings.update_golden and self.claims and not self._compared:
+            reasons.append(
+                "--emad-gate known: no verdict on record matches these models and corpora, nothing was compared"
+            )
+        return reasons
+
+    @property
+    def _compared(self) -> bool:
+        return any(entry["expected"] is not None for entry in self.known)
+
+    def report(self, settings: Settings, provenance: dict[str, Any]) -> dict[str, Any]:
+        """``report.json`` as data, schema version 1. Models nothing was recorded about are listed by name."""
+        described = {facts["name"] for facts in self.models}
+        bare = [{"name": name} for name in settings.models if name not in described]
+        threads = provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
+        return {
+            "schema": SCHEMA,
+            "models": [*self.models, *bare],
+            "settings": settings.to_json(),
+            "points": self.points,
+            "claims": self.claims,
+            "goldens": self.goldens,
+            "notes": self.notes,
+            "provenance": provenance | {"torch_threads": threads},
+        }
+
+    def write(self, folder: Path, settings: Settings, provenance: dict[str, Any]) -> Path:
+        """Write ``report.json`` into ``folder``, whole or not at all. Raises OSError."""
+        path = folder / REPORT
+        write_atomically(
+            path, json.dumps(self.report(settings, provenance), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        )
+        return path

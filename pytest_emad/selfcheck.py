@@ -1,0 +1,156 @@
+"""Is the installation of one piece, did collection find what was asked for, and what ran where.
+
+A run that checks nothing must not look like a run in which nothing failed: a user's ``python_files`` can make our
+suites collect no test at all, and pytest then exits with status 0.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+
+import emad_ref
+import pytest_emad
+from pytest_emad.options import settings
+
+DISTRIBUTION = "pytest-emad"
+REPORTED = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
+
+HOME = Path(pytest_emad.__file__).resolve().parents[1]
+SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
+
+
+def check_installation() -> None:
+    """``pytest_emad`` and ``emad_ref`` must come from one tree: their versions are never mixed.
+
+    Raises:
+        pytest.UsageError: they come from two places.
+    """
+    reference = Path(emad_ref.__file__).resolve().parents[1]
+    if reference != HOME:
+        raise pytest.UsageError(
+            f"pytest_emad comes from {HOME}, but emad_ref from {reference}; "
+            "uninstall one of them, or run from the checkout after `pip install -e .`"
+        )
+
+
+def check_requirements() -> None:
+    """Our metadata against our code, and installed versions against its bounds, which ``--no-deps`` can bypass.
+
+    Raises:
+        pytest.UsageError: metadata of another version; a dependency that is missing or outside its bounds.
+    """
+    try:
+        declared = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return  # run from a tree that is not installed: there are no declared bounds to hold
+    if _version(DISTRIBUTION) != emad_ref.__version__:
+        raise pytest.UsageError(
+            f"{DISTRIBUTION}={_version(DISTRIBUTION)} is installed, but the code in {HOME} is {emad_ref.__version__}; "
+            "install it again: pip install -e ."
+        )
+    for requirement in map(Requirement, declared):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found = _version(requirement.name)
+            if found is None or not requirement.specifier.contains(found, prereleases=True):
+                raise pytest.UsageError(
+                    f"{requirement.name}={found}, but pytest-emad needs {requirement}; pip install '{requirement}'"
+                )
+
+
+def asked_suites(config: pytest.Config) -> list[str]:
+    """Those command-line arguments that name our suites, as paths or as ``pytest_emad.suites…`` with ``--pyargs``."""
+    return [argument for argument in config.args if _home_of(argument, config) is not None]
+
+
+def _home_of(argument: str, config: pytest.Config) -> Path | None:
+    """The file or folder below one of our suite folders that ``argument`` names."""
+    name = argument.split("::")[0]
+    if config.getoption("pyargs") and name.split(".")[:2] == ["pytest_emad", "suites"]:
+        path = HOME.joinpath(*name.split("."))
+        return path if path.is_dir() else path.with_suffix(".py")
+    path = (config.invocation_params.dir / name).resolve()
+    return path if any(path.is_relative_to(suites) for suites in SUITES) else None
+
+
+def is_ours(item: pytest.Item) -> bool:
+    return any(item.path.resolve().is_relative_to(suites) for suites in SUITES)
+
+
+def is_cost(item: pytest.Item) -> bool:
+    """Whether ``item`` is one of our measuring tests, marked or not."""
+    return any(item.path.resolve().is_relative_to(suites / "cost") for suites in SUITES)
+
+
+def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
+    """Every argument that names our suites must have given at least one test; call it before deselection.
+
+    Raises:
+        pytest.UsageError: one gave none although nothing failed to import.
+    """
+    if session.testsfailed:  # pytest reports the broken module itself
+        return
+    found = [item.path.resolve() for item in items]
+    for argument in asked_suites(session.config):
+        home = _home_of(argument, session.config)
+        if home is not None and not any(path.is_relative_to(home) for path in found):
+            files, functions = (session.config.getini(name) for name in ("python_files", "python_functions"))
+            raise pytest.UsageError(
+                f"{argument} was asked for, but none of its tests were collected: python_files={files} and "
+                f"python_functions={functions} must match test_*.py and test_*; add "
+                "-o python_files='test_*.py' -o python_functions='test_*'"
+            )
+
+
+def provenance(config: pytest.Config) -> dict[str, Any]:
+    """Where a result comes from: versions, commit, platform, threads, device, dtype, seed. Built-in types only."""
+    chosen = settings(config)
+    return {
+        "versions": {name: _version(name) for name in (DISTRIBUTION, *REPORTED)}
+        | {"python": platform.python_version()},
+        "commit": _commit(),
+        "platform": platform.platform(),
+        "machine": platform.processor() or platform.machine(),
+        "torch_threads": torch_threads(),
+        "device": chosen.device,
+        "dtype": chosen.dtype,
+        "seed": chosen.seed,
+    }
+
+
+def torch_threads() -> int | None:
+    """Intra-op threads of torch in this process; None where nothing has imported it, e.g. on an xdist controller."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else int(torch.get_num_threads())
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The checkout's commit, ``-dirty`` when the tree differs from it; None for an installed copy."""
+    if not (HOME / ".git").exists():
+        return None
+    try:
+        described = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=HOME,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return described.stdout.strip() or None

@@ -1,0 +1,508 @@
+"""What one run knows of one model: evidence, taken once, on demand, in the order the paper prescribes.
+
+    calibrate on one split → profile → choose a margin on a second → judge on a third
+
+Every property is computed when a suite first asks for it and kept until the model is freed. No mathematics here: it
+calls ``emad_ref`` and holds the results. Decoders come from the hook, ours like anybody's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from itertools import islice
+
+import numpy as np
+import torch
+
+from emad_ref.audit.bridge import Replayed, bridge
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.calibration.profile import Profile, load_profile, profile_of
+from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, windows
+from emad_ref.decoding.selftext import own_documents
+from emad_ref.errors import EmadError
+from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
+from emad_ref.models.loading import Loaded, load
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.policy.thresholds import default_probes
+from emad_ref.protocol import Decoder, ModelRef, Prompt, Request
+from emad_ref.record import Bools, Floats, Ints
+from emad_ref.replay import depths, replay
+from emad_ref.sweep.grids import emad_margins, truncations
+from emad_ref.sweep.losses import Loss, loss_table
+from emad_ref.sweep.select import cheapest_within_bounds, equal_flops
+from emad_ref.tasks.scoring import Item, correct, item_of, runs, sequences_of
+from emad_ref.text import world
+from emad_ref.text.documents import SPLITS, Split
+from emad_ref.text.sources import CorpusUnavailable, documents_of
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.judge import PointEvidence
+from pytest_emad.options import Settings
+from pytest_emad.recording import Recorder
+
+LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
+GENERATED_LINE = 24  # new tokens that a one-line program may take
+MARGINS = 33  # margins in a sweep, 0 and the highest target included
+PROBED, PROBED_TOKENS = 12, 32
+PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
+BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
+BRIDGED_TOKENS = 64
+UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
+TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
+
+
+class Evidence:
+    """Lazily gathered evidence about one loaded model under the settings of one run.
+
+    Questions about quality ask ``without_quality`` first: a reason, or "" where quality means something.
+    """
+
+    def __init__(self, loaded: Loaded, settings: Settings, make_decoder: Callable[[Request], Decoder]):
+        self.loaded, self.settings, self._make_decoder = loaded, settings, make_decoder
+        self.data, self.seed, self.budget = settings.data, settings.seed, settings.budget
+        self.ref = ModelRef(loaded.name, lambda: loaded)
+
+    # ------------------------------------------------------------ model and text
+
+    @property
+    def stepper(self) -> Stepper:
+        return self.loaded.stepper
+
+    @property
+    def name(self) -> str:
+        return self.loaded.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.loaded.fingerprint
+
+    @cached_property
+    def tolerance(self) -> float:
+        """Largest honest difference of a logit or signal for this family, dtype and device."""
+        return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.stepper.dtype).removeprefix("torch.")
+
+    @cached_property
+    def window(self) -> int:
+        limit = self.stepper.max_positions or LONGEST_WINDOW
+        return min(limit, LONGEST_WINDOW)
+
+    @property
+    def opening(self) -> int | None:
+        return self.loaded.opening
+
+    @cached_property
+    def corpus(self) -> str:
+        """The corpus asked for, else METHODS' default for this kind of model."""
+        if not self.loaded.trained:
+            return "random tokens"
+        if self.settings.corpus is not None:
+            return self.settings.corpus
+        if self.loaded.bundled:
+            return "world:premise"
+        if self.loaded.tokenizer is None:
+            return "self"
+        try:
+            next(documents_of("wikitext", "evaluate", data=self.data))
+        except CorpusUnavailable:
+            return "self"
+        return "wikitext"
+
+    @property
+    def without_quality(self) -> str:
+        """Why quality rows do not apply; empty where they do."""
+        return "" if self.loaded.trained else "random weights: perplexity and accuracy of noise say nothing"
+
+    def documents(self, split: Split) -> Iterator[Ints]:
+        """int64 documents of the run's corpus, without the opening token; endless where they are generated."""
+        if not self.loaded.trained:
+            rng = np.random.default_rng([self.seed, SPLITS.index(split)])
+            while True:
+                yield rng.integers(0, self.stepper.vocabulary, UNTRAINED["tokens"])
+        if self.corpus == "self":
+            opening = 0 if self.opening is None else self.opening
+            yield from own_documents(self.stepper, opening, min(self.window, 256) - 1, split, self.seed)
+            return
+        if self.loaded.tokenizer is None:
+            raise EmadError(
+                f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
+                "into its folder, or choose --emad-corpus self"
+            )
+        for text in documents_of(self.corpus, split, seed=self.seed, data=self.data):
+            yield np.array(self.loaded.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    def sequences(self, split: Split, count: int) -> list[TokenSequence]:
+        count = count if self.loaded.trained else UNTRAINED["documents"]
+        return list(windows(self.documents(split), self.window, self.opening, count))
+
+    # ------------------------------------------------------------ traces, profile, points
+
+    def _trace(self, split: Split, count: int) -> Trace:
+        return take_trace(self.stepper, self.sequences(split, count), progress=f"{self.name}: {split}, {self.corpus}")
+
+    @cached_property
+    def calibration(self) -> Trace:
+        return self._trace("calibrate", self.budget.calibrate)
+
+    @cached_property
+    def validation(self) -> Trace:
+        return self._trace("validate", self.budget.validate)
+
+    @cached_property
+    def evaluation(self) -> Trace:
+        return self._trace("evaluate", self.budget.evaluate)
+
+    @cached_property
+    def profile(self) -> Profile:
+        if self.settings.profile is not None:
+            profile = load_profile(self.settings.profile)
+            profile.require(self.loaded.fingerprint, self.dtype)
+            return profile
+        return profile_of(
+            self.calibration,
+            default_probes(self.stepper.layers),
+            model=self.name,
+            fingerprint=self.loaded.fingerprint,
+            corpus=self.corpus,
+            dtype=self.dtype,
+        )
+
+    @cached_property
+    def full(self) -> OperatingPoint:
+        return full_depth(self.stepper.layers)
+
+    @cached_property
+    def selected(self) -> Loss | None:
+        """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
+        table = loss_table(self.validation, self.loaded.geometry, emad_margins(self.profile, MARGINS))
+        (reference,) = loss_table(self.validation, self.loaded.geometry, [self.full])
+        return cheapest_within_bounds(table, reference.perplexity)
+
+    @cached_property
+    def points(self) -> list[OperatingPoint]:
+        """The points this run puts forward: calibrated default, margin chosen on validation, margins the user named."""
+        margins = [0.0] if self.settings.margin is None else [0.0, self.settings.margin]
+        if self.selected is not None and self.selected.point.margin_nats is not None:
+            margins.append(self.selected.point.margin_nats)
+        return [self.profile.point(margin) for margin in dict.fromkeys(margins)]
+
+    @cached_property
+    def losses(self) -> list[Loss]:
+        """Evaluation losses of the points put forward."""
+        return loss_table(self.evaluation, self.loaded.geometry, self.points)
+
+    @cached_property
+    def full_loss(self) -> Loss:
+        (reference,) = loss_table(self.evaluation, self.loaded.geometry, [self.full])
+        return reference
+
+    @cached_property
+    def emad_sweep(self) -> list[Loss]:
+        """Evaluation losses of EMAD at every margin of the grid."""
+        return loss_table(self.evaluation, self.loaded.geometry, emad_margins(self.profile, MARGINS))
+
+    @cached_property
+    def truncation_sweep(self) -> list[Loss]:
+        """Evaluation losses of fixed truncation at every depth."""
+        return loss_table(self.evaluation, self.loaded.geometry, truncations(self.stepper.layers))
+
+    @cached_property
+    def probing_point(self) -> OperatingPoint:
+        """A point whose depth comes down in many steps on this run's text: for invariants, not for quality.
+
+        Thresholds are quantiles of the model's own entropies; among a few quantiles, the one under which short
+        documents use half the layers on average. Shallow probes, because there depth changes what is emitted.
+        """
+        short = [TokenSequence(s.tokens[:PROBED_TOKENS]) for s in self.sequences("validate", PROBED)]
+        trace = take_trace(self.stepper, short)
+        layers = self.stepper.layers
+        probes = tuple(range(1, layers, max(1, layers // 6)))
+        entropy = trace.entropy_nats[:, np.array(probes) - 1]
+
+        def point(quantile: float) -> OperatingPoint:
+            thresholds = tuple(float(value) for value in np.quantile(entropy, quantile, axis=0))
+            return OperatingPoint("probing", "quantile", layers, layers, probes, (thresholds,))
+
+        return min(map(point, PROBING_QUANTILES), key=lambda p: abs(depths(trace, p).mean() - layers / 2))
+
+    def at(self, loss: Loss, tasks: Sequence[str] | None = None) -> PointEvidence:
+        """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
+        tokens = self.evaluation.lengths
+        chosen = self.tasks if tasks is None else tasks
+        return PointEvidence(
+            loss.point.name,
+            loss.net_reduction,
+            {self.corpus: (loss.nll_nats, self.full_loss.nll_nats, tokens)},
+            {task: (self.correct(task, self.full), self.correct(task, loss.point)) for task in chosen},
+        )
+
+    def report_points(self, record: Recorder, verdict: Verdict) -> None:
+        """Put full depth, the points put forward and the best truncation at equal net FLOPs on record."""
+        intervals = {leg.name: leg.interval for leg in verdict.legs}
+        rows = [(self.full_loss, self.accuracy(self.full)), *((loss, self.accuracy(loss.point)) for loss in self.losses)]
+        rivals = [equal_flops(self.truncation_sweep, loss.net_reduction) for loss in self.losses]
+        rows += [(rival, {}) for rival in dict.fromkeys(r for r in rivals if r is not None)]
+        for loss, accuracy in rows:
+            interval = intervals.get(f"{loss.point.name}: perplexity on {self.corpus}")
+            record.point(
+                {
+                    "model": self.name,
+                    "name": loss.point.name,
+                    "family": loss.point.family,
+                    "mean_depth": loss.mean_depth,
+                    "depth_p50": loss.depth_p50,
+                    "depth_p90": loss.depth_p90,
+                    "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
+                    "gross_reduction": loss.gross_reduction,
+                    "net_reduction": loss.net_reduction,
+                    "perplexity_reference": self.full_loss.perplexity,
+                    "perplexity": loss.perplexity,
+                    "perplexity_rise": loss.perplexity_rise,
+                    "interval": interval,
+                    "accuracy": {task: list(pair) for task, pair in accuracy.items()},
+                    "time_ratio": None,
+                }
+            )
+
+    # ------------------------------------------------------------ tasks
+
+    @cached_property
+    def tasks(self) -> dict[str, list[Item]]:
+        """The tasks this run scores: the world's own, where the corpus is of the world."""
+        if not self.corpus.startswith("world:"):
+            return {}
+        return {
+            task: [
+                item_of(example, self.loaded.tokenizer, self.opening)
+                for example in world.examples(task, "evaluate", self.budget.items, self.seed)
+            ]
+            for task in world.TASKS
+        }
+
+    @cached_property
+    def _task_traces(self) -> dict[str, Trace]:
+        return {
+            task: take_trace(self.stepper, sequences_of(items), progress=f"{self.name}: {task}")
+            for task, items in self.tasks.items()
+            if items[0].example.scoring != "runs"
+        }
+
+    @cached_property
+    def _generated(self) -> dict[tuple[str, OperatingPoint], Bools]:
+        return {}
+
+    def correct(self, task: str, point: OperatingPoint) -> Bools:
+        """[items] whether each item of ``task`` is right under ``point``: by replay, or by decoding for programs."""
+        items = self.tasks[task]
+        if task in self._task_traces:
+            trace = self._task_traces[task]
+            return correct(items, trace, depths(trace, point))
+        key = (task, point)
+        if key not in self._generated:
+            self._generated[key] = self._run_programs(items, point)
+        return self._generated[key]
+
+    @property
+    def replayed_tasks(self) -> list[str]:
+        """Tasks that one trace decides at every point; programs have to be generated."""
+        return list(self._task_traces)
+
+    def accuracy(self, point: OperatingPoint) -> dict[str, tuple[float, float]]:
+        """task → (accuracy at full depth, accuracy under ``point``)."""
+        return {
+            task: (float(self.correct(task, self.full).mean()), float(self.correct(task, point).mean()))
+            for task in self.tasks
+        }
+
+    def _run_programs(self, items: list[Item], point: OperatingPoint) -> Bools:
+        tokenizer = self.loaded.tokenizer
+        newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
+        right = []
+        with self.open(point, max_rows=32) as decoder:
+            for start in range(0, len(items), 32):
+                batch = items[start : start + 32]
+                record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
+                right += [
+                    runs(item.example, tokenizer.decode(emitted.tolist()))
+                    for item, emitted in zip(batch, record.emitted, strict=True)
+                ]
+        return np.array(right, dtype=bool)
+
+    # ------------------------------------------------------------ decoders and oracles
+
+    def decoder(self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0) -> Decoder:
+        """A decoder from ``pytest_emad_make_decoder``; the caller closes it (or uses ``open``).
+
+        Raises:
+            Unsupported: the provider declines this request.
+        """
+        return self._make_decoder(Request(self.ref, point, self.seed + seed, max_rows, temperature))
+
+    @contextmanager
+    def open(
+        self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
+    ) -> Iterator[Decoder]:
+        decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
+        try:
+            yield decoder
+        finally:
+            decoder.close()
+
+    def lens(self, tokens: Ints) -> Floats:
+        """The oracle of every audit: reference logits [n, L, V] after every layer."""
+        return lens_logits(self.stepper, tokens)
+
+    def prompts(self, count: int, tokens: int) -> list[Prompt]:
+        """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then, where those run out, pieces.
+
+        Raises:
+            EmadError: the corpus is too small.
+        """
+        starts = (self._opened(document)[:tokens] for document in self.documents("evaluate"))
+        pieces = (s.tokens for s in windows(self.documents("evaluate"), tokens, self.opening))
+        found: list[Prompt] = []
+        for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
+            for piece in islice(source, limit):
+                if len(piece) == tokens:
+                    found.append(Prompt(piece))
+                if len(found) == count:
+                    return found
+        raise EmadError(
+            f"corpus={self.corpus!r} gives {len(found)} prompts of {tokens} tokens, but {count} are needed; "
+            "use a larger corpus"
+        )
+
+    def _opened(self, document: Ints) -> Ints:
+        return document if self.opening is None else np.concatenate([[self.opening], document])
+
+    def rows(self, count: int, fed: int) -> tuple[list[Prompt], Ints]:
+        """``count`` ragged prompts and int64 [count, fed] tokens that continue them, from text of this run."""
+        lengths = [5 + (4 * row) % 7 for row in range(count)]
+        texts = [p.tokens for p in self.prompts(count, max(lengths) + fed)]
+        prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
+        return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
+
+    @torch.inference_mode()
+    def own_greedy(self, prompts: Sequence[Prompt], new: int) -> Ints:
+        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length."""
+        model = self.loaded.model
+        ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
+        kept, plain = model.generation_config, copy.deepcopy(model.generation_config)
+        plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
+        plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
+        model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
+        try:
+            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)
+        finally:
+            model.generation_config = kept
+        return out[:, ids.shape[1] :].cpu().numpy()
+
+    @cached_property
+    def bridge(self) -> Finding:
+        """Whether replay speaks for the decoder under test."""
+        sequences = [TokenSequence(s.tokens[:BRIDGED_TOKENS]) for s in self.sequences("evaluate", BRIDGED)][:BRIDGED]
+        point = self.probing_point
+        replayed = []
+        for sequence in sequences:
+            trace = take_trace(self.stepper, [sequence])
+            done = replay(trace, point)
+            signal = trace.entropy_nats[:, np.array(point.probes) - 1].astype(np.float64)
+            replayed.append(Replayed(sequence.tokens, done.depth, done.nll_nats, signal))
+        with self.open(point) as decoder:
+            return bridge(decoder, point, replayed, self.tolerance)
+
+    # ------------------------------------------------------------ time
+
+    @cached_property
+    def timed_point(self) -> OperatingPoint:
+        """The point whose speed counts: the margin chosen on validation, else the calibrated default."""
+        chosen = self.selected.point if self.selected is not None and self.loaded.trained else None
+        return chosen if chosen is not None and chosen.adaptive else self.profile.point(0.0)
+
+    @cached_property
+    def timings(self) -> dict[int, Timings]:
+        """Batch size → paired seconds of arms ``full``, ``adaptive`` and ``generate`` on the same fresh prompts."""
+        return {rows: self._timed(rows) for rows in self.budget.batch_sizes}
+
+    @cached_property
+    def request_shape(self) -> tuple[int, int]:
+        """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
+        room = (self.stepper.max_positions or self.window) - 1
+        prompt = min(self.budget.prompt_tokens, room // 2)
+        new = min(self.budget.new_tokens, room - prompt)
+        with self.open(self.full) as decoder:
+            (trial,) = self.prompts(1, prompt)
+            decoder.generate([trial], 2, frozenset())
+            seconds = paired(
+                {"one": lambda _: _run(decoder, [trial], 1), "more": lambda _: _run(decoder, [trial], 3)},
+                3, np.random.default_rng(self.seed), synchronize=decoder.synchronize,
+            ).seconds  # fmt: skip
+        step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
+        runs_of_a_step = self.budget.pairs * 3 * len(self.budget.batch_sizes)
+        if self.budget.rank == 0:
+            new = max(4, min(new, int(TIMING_SECONDS / (runs_of_a_step * step))))
+        return prompt, new
+
+    def _timed(self, rows: int) -> Timings:
+        length, new = self.request_shape
+        warm_up = 2
+        prompts = self.prompts(rows * (self.budget.pairs + warm_up), length)
+
+        def batch(pair: int) -> list[Prompt]:
+            return prompts[pair * rows : (pair + 1) * rows]
+
+        with self.open(self.full, max_rows=rows) as full, self.open(self.timed_point, max_rows=rows) as adaptive:
+            return paired(
+                {
+                    "full": lambda pair: _run(full, batch(pair), new),
+                    "adaptive": lambda pair: _run(adaptive, batch(pair), new),
+                    "generate": lambda pair: _discard(self.own_greedy(batch(pair), new)),
+                },
+                self.budget.pairs,
+                np.random.default_rng(self.seed),
+                warm_up=warm_up,
+                synchronize=full.synchronize,
+            )
+
+    @property
+    def timing_note(self) -> str:
+        """One sentence: what was timed, and the smallest speed-up this budget could have decided."""
+        length, new = self.request_shape
+        reach = []
+        for rows, timing in self.timings.items():
+            ratios = np.log(timing.seconds["full"] / timing.seconds["adaptive"])
+            least = smallest_decidable_speedup(float(ratios.std(ddof=1)), len(ratios), threshold=1.10)
+            own = float(np.exp(np.log(timing.seconds["generate"] / timing.seconds["full"]).mean()))
+            reach.append(f"batch {rows}: decides from {least:.3f}×, own full depth {own:.2f}× generate's speed")
+        return (
+            f"{self.name}: timed {self.timed_point.name!r}, {length} prompt + {new} new tokens, "
+            f"{self.budget.pairs} pairs; " + "; ".join(reach)
+        )
+
+
+def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
+    decoder.generate(prompts, new, frozenset())
+
+
+def _discard(_: object) -> None:
+    """A timed arm returns nothing: a number would be taken as its own measurement."""
+
+
+@contextmanager
+def open_model(name: str, settings: Settings) -> Iterator[Loaded]:
+    """Load a model for as long as the block lasts."""
+    loaded = load(name, device=settings.device, dtype=getattr(torch, settings.dtype), seed=settings.seed)
+    try:
+        yield loaded
+    finally:
+        del loaded
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+

@@ -1,0 +1,21 @@
+"""EMAD-E1: does mean entropy under teacher forcing fall from each layer to the next?"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.replay import sums
+from emad_ref.verdict.judge import judge_e1, not_applicable
+
+
+@pytest.mark.emad(claim="EMAD-E1")
+def test_entropy_falls_with_depth(emad_evidence, emad_record, emad_register, emad_rng):
+    evidence, claim = emad_evidence, emad_register["EMAD-E1"]
+    if reason := evidence.without_quality:
+        emad_record.claim(not_applicable(claim, evidence.name, reason), evidence.corpus, evidence.fingerprint)
+        return
+    trace = evidence.evaluation
+    entropy = np.stack([sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)], axis=1)
+    verdict = judge_e1(entropy, trace.lengths, claim, evidence.name, emad_rng)
+    emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)

@@ -1,0 +1,31 @@
+"""With exits disabled, is the decoder the model? And is the last layer's lens the model's own distribution?"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+NEW, PROMPTS, LENGTH = 32, 4, 8
+
+
+def test_without_exits_tokens_are_the_models_own_greedy_continuation(emad_evidence, emad_audit):
+    evidence = emad_evidence
+    prompts = evidence.prompts(PROMPTS, LENGTH)
+    with evidence.open(evidence.full, max_rows=PROMPTS) as decoder:
+        record = decoder.generate(prompts, NEW, frozenset())
+    own = evidence.own_greedy(prompts, NEW)
+    emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist())
+
+
+def test_last_layer_readout_is_the_models_distribution(emad_evidence):
+    evidence = emad_evidence
+    (prompt,) = evidence.prompts(1, LENGTH)
+    ids = torch.from_numpy(prompt.tokens)[None].to(evidence.stepper.device)
+    with torch.inference_mode():
+        own = evidence.loaded.model(ids).logits[0].double().cpu().numpy()
+    difference = np.abs(evidence.lens(prompt.tokens)[:, -1] - own).max()
+    assert difference <= evidence.tolerance, f"lens of the last layer is off by {difference:.2e} from the model's logits"
+    with evidence.open(evidence.full) as decoder:
+        _, step = decoder.start([prompt])
+    difference = np.abs(step.logits[0, -1] - own[-1]).max()
+    assert difference <= evidence.tolerance, f"the decoder's full-depth logits are off by {difference:.2e}"

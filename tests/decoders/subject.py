@@ -1,0 +1,68 @@
+"""What the audit is tried on: a tiny random GPT-NeoX in float64, its lens, and a point that spreads depths.
+
+Weights are drawn wide (0.3 instead of 0.02), so that every layer changes the argmax: a defect cannot hide.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from emad_ref.audit.lens import Lens, entropy_nats
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt
+from emad_ref.record import Floats, Ints
+
+VOCABULARY, LAYERS, PROBES = 101, 8, (2, 4, 6)
+
+
+@functools.cache
+def tiny_neox(seed: int = 0) -> GPTNeoXForCausalLM:
+    torch.manual_seed(seed)  # transformers initialises from the global generator
+    config = GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=48,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        intermediate_size=96,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+    )
+    return GPTNeoXForCausalLM(config).double().eval()
+
+
+def readout(model: torch.nn.Module, tokens: Ints) -> torch.Tensor:
+    """Logits float64 [n, L, V] after every layer, from one plain pass; the last hidden state is already normed."""
+    output = model(
+        torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None], output_hidden_states=True, use_cache=False
+    )
+    decoder = model.get_decoder()
+    norm = decoder.final_layer_norm if hasattr(decoder, "final_layer_norm") else decoder.norm
+    states = [*(norm(state[0]) for state in output.hidden_states[1:-1]), output.hidden_states[-1][0]]
+    return model.get_output_embeddings()(torch.stack(states, dim=1)).double()
+
+
+def lens_of(model: torch.nn.Module) -> Lens:
+    @torch.inference_mode()
+    def lens(tokens: Ints) -> Floats:
+        return readout(model, tokens).numpy()
+
+    return lens
+
+
+def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], Ints]:
+    """Ragged random prompts of the given lengths and a continuation int64 [rows, n]."""
+    rng = np.random.default_rng(seed)
+    return [Prompt(rng.integers(3, VOCABULARY, length)) for length in rows], rng.integers(3, VOCABULARY, (len(rows), n))
+
+
+@functools.cache
+def spread_point(quantile: float = 0.12, schedule: str = "monotone") -> OperatingPoint:
+    """Thresholds at a low quantile of each probe's entropy: a row falls probe by probe, not at once."""
+    tokens = np.random.default_rng(1).integers(3, VOCABULARY, 200)
+    entropy = entropy_nats(lens_of(tiny_neox())(tokens))
+    thresholds = tuple(float(np.quantile(entropy[:, probe - 1], quantile)) for probe in PROBES)
+    return OperatingPoint("spread", "emad", LAYERS, LAYERS, PROBES, (thresholds,), schedule=schedule)  # type: ignore[arg-type]  # validated by the point

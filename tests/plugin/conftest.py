@@ -1,0 +1,89 @@
+"""A small project in a temporary folder, whose tests put hand-made verdicts on record. No model is loaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import emad_ref
+import pytest_emad.plugin  # noqa: F401  # in-process runs restore sys.modules: NumPy must be imported before the first
+
+INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11"))
+
+VERDICTS = """
+from emad_ref.verdict.claims import Leg, Verdict
+
+def verdict(outcome, claim="EMAD-F1", reason="", legs=()):
+    return Verdict(claim, "emad-tiny", outcome, 0.03, (0.02, 0.04), 200, 0.01, "relative rise", False, reason, legs)
+"""
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the outer run's CI nor its options reach the inner runs."""
+    for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def project(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A pytester with our plugin loaded, installed or not, and ``verdict`` importable."""
+    pytester.makepyfile(verdicts=VERDICTS)
+    pytester.syspathinsert()
+    if not INSTALLED:
+        pytester.plugins.append("pytest_emad.plugin")
+    return pytester
+
+
+@pytest.fixture
+def run(project: pytest.Pytester) -> Run:
+    """Run pytest in this process."""
+
+    def run(*arguments: object) -> pytest.RunResult:
+        return project.runpytest_inprocess("-p", "no:cacheprovider", *map(str, arguments))
+
+    return run
+
+
+@pytest.fixture
+def run_apart(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run pytest in a process of its own, as xdist needs it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(emad_ref.__file__).parents[1]))
+
+    def run(*arguments: object) -> pytest.RunResult:
+        return project.runpytest_subprocess("-p", "no:cacheprovider", *map(str, arguments))
+
+    return run
+
+
+@pytest.fixture
+def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Copies of both packages as a wheel lays them out, first on the path of child processes; returns its suites."""
+    site = project.path.parent / f"{project.path.name}-site"
+    for package in ("emad_ref", "pytest_emad"):
+        source = Path(emad_ref.__file__).parents[1] / package
+        ignored = shutil.ignore_patterns("__pycache__", "weights", "suites", "golden")
+        shutil.copytree(source, site / package, ignore=ignored)
+    suites = site / "pytest_emad" / "suites"
+    for folder in (suites, suites / "claims", suites / "cost"):
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (suites / "claims" / "test_claim.py").write_text(
+        "def test_claim(emad_settings):\n    assert emad_settings.seed == 0\n"
+    )
+    (suites / "cost" / "test_time.py").write_text("def test_time():\n    pass\n")
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return suites
+
+
+def report_of(folder: Path) -> dict[str, Any]:
+    """``report.json`` of a run with ``--emad-report folder``."""
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))

@@ -1,0 +1,96 @@
+"""Who makes the decoder under test."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+ASK = """
+import pytest
+from emad_ref.point import full_depth
+from emad_ref.protocol import ModelRef, Request, Unsupported
+from pytest_emad.backends import make_decoder
+
+REQUEST = Request(ModelRef("m", lambda: "weights"), full_depth(2))
+
+@pytest.mark.emad
+def test_decoder(request):
+    assert make_decoder(request.config, REQUEST) == {expected!r}
+"""
+
+
+def provider(name: str, answer: str) -> dict[str, str]:
+    return {name: f"from emad_ref.protocol import Unsupported\ndef pytest_emad_make_decoder(config, request): {answer}"}
+
+
+def test_a_conftest_provides_the_decoder(project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest("def pytest_emad_make_decoder(config, request): return request.model.name")
+    project.makepyfile(ASK.format(expected="m"))
+    run().assert_outcomes(passed=1)
+
+
+def test_two_foreign_providers_are_a_usage_error(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ASK.format(expected=2))
+    result = run("-p", "one", "-p", "two")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--emad-backend=None, but expected a choice between" in result.stderr.str()
+    run("-p", "one", "-p", "two", "--emad-backend", "two").assert_outcomes(passed=1)
+
+
+def test_only_the_named_backend_is_asked(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(**provider("one", "return 1"), **provider("two", "return None"), test_it=ASK.format(expected=1))
+    result = run("-p", "one", "-p", "two", "--emad-backend", "two")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*NoDecoder: --emad-backend=two returned no decoder for m at 'full depth'*"])
+
+
+def test_an_unknown_backend_is_a_usage_error(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(ASK.format(expected=1))
+    result = run("--emad-backend", "three")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*--emad-backend='three', but expected a plugin with pytest_emad_make_decoder: emad-walked*"]
+    )
+
+
+def test_ours_answers_last_and_can_be_named(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for our decoder: which one is asked is the question here, not what it decodes."""
+    import sys
+    import types
+
+    stand_in = types.ModuleType("emad_ref.decoding.walked")
+    stand_in.WalkedDecoder = lambda loaded, point, **rest: [loaded, point.name, rest]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.decoding.walked", stand_in)
+    ours = ["weights", "full depth", {"seed": 0, "max_rows": 1, "temperature": 0.0}]
+    project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))
+    run().assert_outcomes(passed=1)
+    run("-p", "one").assert_outcomes(passed=1)
+    project.makepyfile(**provider("one", "return 1"))
+    run("-p", "one", "--emad-backend", "emad-walked").assert_outcomes(passed=1)
+
+
+def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest(provider("x", "raise Unsupported('only lowers depth')")["x"])
+    project.makepyfile(
+        ASK.format(expected=1).replace(
+            "    assert", "    with pytest.raises(Unsupported, match='lowers'):\n        assert"
+        )
+    )
+    run().assert_outcomes(passed=1)
+
+
+def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run: Run) -> None:
+    """The docstring's own lines, with a stand-in for the library they import."""
+    from pytest_emad import hookspecs
+
+    assert hookspecs.__doc__ is not None
+    lines = hookspecs.__doc__.split("::\n\n")[1].split("\n\nPackaged")[0].splitlines()
+    project.makeconftest("\n".join(line[4:] for line in lines))
+    project.makepyfile(
+        mylib="def MyDecoder(name, point, seed, max_rows): return [name, seed, max_rows]",
+        test_it=ASK.format(expected=["m", 0, 1]),
+    )
+    run().assert_outcomes(passed=1)

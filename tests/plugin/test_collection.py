@@ -1,0 +1,179 @@
+"""What is collected: budgets, markers, models, the guard against an empty run, the Hypothesis profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_emad import selfcheck
+from tests.plugin.conftest import Run
+
+USAGE = pytest.ExitCode.USAGE_ERROR
+
+BUDGETED = """
+import pytest
+def test_unmarked(): pass
+@pytest.mark.emad(claim="EMAD-F1")
+def test_smoke(): pass
+@pytest.mark.emad(budget="standard")
+def test_standard(): pass
+@pytest.mark.emad(budget="full")
+def test_full(): pass
+"""
+
+
+@pytest.mark.parametrize(("budget", "runs"), [("smoke", 2), ("standard", 3), ("full", 4)])
+def test_tests_above_the_budget_are_deselected(project: pytest.Pytester, run: Run, budget: str, runs: int) -> None:
+    project.makepyfile(BUDGETED)
+    run("--emad-budget", budget, "--strict-markers").assert_outcomes(passed=runs, deselected=4 - runs)
+
+
+@pytest.mark.parametrize(
+    ("marker", "said"),
+    [
+        ("budget='huge'", "budget='huge', but expected one of smoke, standard, full"),
+        ("claim='EMAD-X'", "claim='EMAD-X', but the register has EMAD-F1"),
+        ("'EMAD-F1'", "takes the keywords claim, budget and measures"),
+        ("claims='EMAD-F1'", "takes the keywords claim, budget and measures"),
+    ],
+)
+def test_wrong_markers_are_usage_errors(project: pytest.Pytester, run: Run, marker: str, said: str) -> None:
+    project.makepyfile(f"import pytest\n@pytest.mark.emad({marker})\ndef test(): pass")
+    result = run()
+    assert result.ret == USAGE
+    assert said in result.stderr.str()
+
+
+def test_models_are_loaded_one_after_the_other(project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest(
+        """
+        import pytest
+        @pytest.fixture(scope="session")
+        def emad_model(request):
+            print("load", request.param)
+            yield request.param
+            print("free", request.param)
+        """
+    )
+    project.makepyfile("def test_a(emad_model): print('a', emad_model)\ndef test_b(emad_model): print('b', emad_model)")
+    result = run("--emad-model", "org/one", "--emad-model", "two", "-s", "-v")
+    result.assert_outcomes(passed=4)
+    printed = "\n".join(result.outlines)
+    steps = ["load org/one", "a org/one", "b org/one", "free org/one", "load two", "a two", "b two", "free two"]
+    positions = [printed.index(step) for step in steps]
+    assert positions == sorted(positions)
+    assert "test_a[org|one]" in printed
+
+
+@pytest.fixture
+def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the plugin takes for its own suites."""
+    folder = project.path / "suites" / "claims"
+    folder.mkdir(parents=True)
+    (folder / "test_one.py").write_text("def test_one(): pass\n")
+    monkeypatch.setattr(selfcheck, "SUITES", (project.path / "suites",))
+    return project.path / "suites"
+
+
+@pytest.mark.parametrize(
+    ("option", "argument"),
+    [
+        ("python_files=check_*.py", "suites"),
+        ("python_functions=check_*", "suites"),
+        ("python_files=check_*.py", "suites/claims/"),
+    ],
+)
+def test_an_empty_collection_of_our_suites_is_a_usage_error(
+    suites: Path, project: pytest.Pytester, run: Run, option: str, argument: str
+) -> None:
+    """The user's own tests are found, so that pytest alone would exit 0."""
+    project.makepyfile(check_own="def check_own(): pass\ndef test_own(): pass")
+    result = run("-o", option, argument, "check_own.py")
+    assert result.ret == USAGE
+    assert f"{argument} was asked for, but none of its tests were collected" in result.stderr.str()
+
+
+def test_deselection_by_the_user_is_no_usage_error(suites: Path, run: Run) -> None:
+    assert run("suites", "-k", "nothing").ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    assert run("suites", "-k", "one").ret == pytest.ExitCode.OK
+
+
+def test_a_suite_that_cannot_be_imported_is_reported_as_such(suites: Path, run: Run) -> None:
+    (suites / "claims" / "test_one.py").write_text("import no_such_module\n")
+    result = run("suites")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*No module named 'no_such_module'*"])
+
+
+PROPERTY = """
+from hypothesis import given, settings, strategies as st
+seen = []
+@given(st.integers())
+def test_property(number): seen.append(number)
+def test_count():
+    assert settings.default.deadline is None or not {expected}
+    assert (settings.get_current_profile_name() == "emad") == {expected}
+    assert len(seen) <= {examples} or not {expected}
+"""
+
+
+@pytest.mark.parametrize(("budget", "examples"), [("smoke", 10), ("standard", 50)])
+def test_hypothesis_profile_follows_the_budget(suites: Path, run: Run, budget: str, examples: int) -> None:
+    from hypothesis import settings
+
+    before = settings.get_current_profile_name()
+    (suites / "claims" / "test_one.py").write_text(PROPERTY.format(expected=True, examples=examples))
+    run("suites", "--emad-budget", budget).assert_outcomes(passed=2)
+    assert settings.get_current_profile_name() == before
+
+
+def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(PROPERTY.format(expected=False, examples=0))
+    run().assert_outcomes(passed=2)
+
+
+def test_a_hypothesis_profile_of_the_users_choice_stays(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    (suites / "claims" / "test_one.py").write_text(PROPERTY.format(expected=False, examples=0))
+    project.makeconftest(
+        """
+        from hypothesis import settings
+        settings.register_profile("mine", max_examples=3)
+        settings.load_profile("mine")
+        """
+    )
+    run("suites").assert_outcomes(passed=2)
+
+
+def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck, "HOME", Path("elsewhere"))
+    result = run()
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines(["*pytest_emad comes from elsewhere, but emad_ref from*"])
+
+
+@pytest.mark.parametrize(
+    ("requirement", "said"),
+    [("numpy>=999", "numpy=*, but pytest-emad needs numpy>=999*"), ("no-such-package", "no-such-package=None*")],
+)
+def test_dependencies_outside_their_bounds_are_a_usage_error(
+    suites: Path, run: Run, monkeypatch: pytest.MonkeyPatch, requirement: str, said: str
+) -> None:
+    monkeypatch.setattr(selfcheck.metadata, "requires", lambda name: [requirement, "never>=9; extra == 'tasks'"])
+    monkeypatch.setattr(selfcheck.metadata, "version", versions(selfcheck.metadata.version))
+    result = run("suites")
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines([f"*{said}"])
+
+
+def test_stale_metadata_is_a_usage_error(suites: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selfcheck.metadata, "requires", lambda name: [])
+    monkeypatch.setattr(selfcheck.metadata, "version", versions(selfcheck.metadata.version, "0.0.1"))
+    result = run("suites")
+    assert result.ret == USAGE
+    result.stderr.fnmatch_lines(["*pytest-emad=0.0.1 is installed, but the code in*install it again*"])
+
+
+def versions(real, ours: str = selfcheck.emad_ref.__version__):  # type: ignore[no-untyped-def]  # a stand-in
+    """``importlib.metadata.version`` with a given answer for our own distribution, installed or not."""
+    return lambda name: ours if name == selfcheck.DISTRIBUTION else real(name)

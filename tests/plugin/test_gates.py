@@ -1,0 +1,189 @@
+"""Which verdict fails a test, under which options: the rules of METHODS, "Decision rules"."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.plugin.conftest import Run, report_of
+
+FAILS, PASSES = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
+
+
+def one_verdict(project: pytest.Pytester, outcome: str, claim: str = "EMAD-F1", call: str = "") -> None:
+    project.makepyfile(
+        f"""
+        from verdicts import verdict
+        def test_claim(emad_record):
+            emad_record.claim(verdict({outcome!r}, {claim!r}){call})
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    ("outcome", "claim", "options", "status"),
+    [
+        ("falsified", "EMAD-F1", [], FAILS),
+        ("falsified", "EMAD-F1-literal", [], PASSES),
+        ("falsified", "EMAD-E1", [], PASSES),
+        ("falsified", "EMAD-E1", ["--emad-gate-claims", "EMAD-E1"], FAILS),
+        ("falsified", "EMAD-E1", ["--emad-gate-claims", "EMAD-E3"], PASSES),
+        ("survived", "EMAD-F1", ["--emad-inconclusive", "fail"], PASSES),
+        ("measured", "EMAD-F1", [], PASSES),
+        ("inconclusive", "EMAD-F1", [], PASSES),
+        ("inconclusive", "EMAD-F1", ["--emad-inconclusive", "fail"], FAILS),
+        ("inconclusive", "EMAD-E1", ["--emad-inconclusive", "fail"], PASSES),
+        ("inconclusive", "EMAD-E1", ["--emad-inconclusive", "fail", "--emad-gate-claims", "EMAD-E1"], FAILS),
+        ("not applicable", "EMAD-F1", [], PASSES),
+        ("not applicable", "EMAD-F1", ["--emad-require", "quality"], FAILS),
+        ("unmeasured", "EMAD-F2", ["--emad-require", "speed"], FAILS),
+        ("unmeasured", "EMAD-F2", [], PASSES),
+        ("survived", "EMAD-F2", ["--emad-require", "speed"], PASSES),
+        ("inconclusive", "EMAD-F2", ["--emad-require", "speed"], PASSES),
+    ],
+)
+def test_gate_paper(
+    project: pytest.Pytester, run: Run, outcome: str, claim: str, options: list[str], status: pytest.ExitCode
+) -> None:
+    one_verdict(project, outcome, claim)
+    result = run(*options)
+    assert result.ret == status
+    result.assert_outcomes(**{"failed" if status == FAILS else "passed": 1})
+
+
+def test_a_users_register_can_take_a_gate_away(project: pytest.Pytester, run: Run) -> None:
+    project.path.joinpath("claims.toml").write_text("[EMAD-F1]\ngate = false\n")
+    one_verdict(project, "falsified")
+    assert run("--emad-claims", "claims.toml").ret == PASSES
+
+
+def test_the_message_is_one_paragraph_with_every_number(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        from verdicts import Leg, verdict
+        def test_claim(emad_record):
+            legs = (Leg("world:premise", "falsified", .03, (.02, .04), 200, .01, "relative rise"),
+                    Leg("copy", "inconclusive", None, None, 12, .01, "accuracy", "n = 12, but 100 are needed"))
+            emad_record.claim(verdict("falsified", reason="the upper layers matter", legs=legs))
+        """
+    )
+    text = run().stdout.str()
+    assert (
+        "EMAD-F1 on emad-tiny: falsified. 0.03 relative rise (95 % interval 0.02 to 0.04, n = 200), threshold 0.01. "
+        "the upper layers matter. Legs: world:premise falsified 0.03 relative rise (95 % interval"
+    ) in text
+    assert "copy inconclusive n = 12, but 100 are needed. This row gates." in text
+    assert "Traceback" not in text
+
+
+def test_an_inconclusive_gate_warns(project: pytest.Pytester, run: Run) -> None:
+    one_verdict(project, "inconclusive")
+    run().stdout.fnmatch_lines(["*EmadWarning: EMAD-F1 on emad-tiny: inconclusive.*"])
+
+
+KNOWN = [{"claim": "EMAD-F1", "model": "emad-tiny", "corpus": "world:premise", "verdict": "survived"}]
+
+
+def golden(project: pytest.Pytester, entries: object = KNOWN) -> None:
+    folder = project.path / "goldens"
+    folder.mkdir()
+    (folder / "verdicts.json").write_text(json.dumps(entries))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "call", "status"),
+    [
+        ("survived", ", 'world:premise'", PASSES),
+        ("falsified", ", 'world:premise'", FAILS),
+        ("inconclusive", ", 'world:premise'", FAILS),
+        ("not applicable", ", 'world:premise'", FAILS),
+    ],
+)
+def test_gate_known_fails_on_any_change(
+    project: pytest.Pytester, run: Run, outcome: str, call: str, status: pytest.ExitCode
+) -> None:
+    golden(project)
+    one_verdict(project, outcome, call=call)
+    result = run("--emad-gate", "known", "--emad-golden", "goldens")
+    assert result.ret == status
+    if status == FAILS:
+        result.stdout.fnmatch_lines(["*The verdict on record is survived*"])
+
+
+def test_gate_known_accepts_a_falsified_row_that_is_known_to_be(project: pytest.Pytester, run: Run) -> None:
+    golden(project, [KNOWN[0] | {"verdict": "falsified"}])
+    one_verdict(project, "falsified", call=", 'world:premise'")
+    assert run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-report", "out").ret == PASSES
+    assert report_of(project.path / "out")["claims"][0]["gate"] is True
+
+
+def test_gate_known_prefers_the_fingerprint_to_the_name(project: pytest.Pytester, run: Run) -> None:
+    golden(project, [KNOWN[0] | {"model": "sha-1", "verdict": "falsified", "corpus": ""}])
+    one_verdict(project, "survived", call=", 'self', fingerprint='sha-1'")
+    result = run("--emad-gate", "known", "--emad-golden", "goldens")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*The verdict on record is falsified*"])
+
+
+def test_gate_known_without_anything_to_compare_fails(project: pytest.Pytester, run: Run) -> None:
+    """Another corpus: nothing on record applies, and a run that compares nothing must not pass."""
+    golden(project)
+    one_verdict(project, "falsified", call=", 'world:mixed'")
+    result = run("--emad-gate", "known", "--emad-golden", "goldens")
+    assert result.ret == FAILS
+    result.stdout.fnmatch_lines(["*emad: FAILED: --emad-gate known: no verdict on record*", "*1 passed*"])
+
+
+def test_require_golden_wants_each_verdict_on_record(project: pytest.Pytester, run: Run) -> None:
+    golden(project)
+    project.makepyfile(
+        """
+        from verdicts import verdict
+        def test_known(emad_record): emad_record.claim(verdict("survived"), "world:premise")
+        def test_new(emad_record): emad_record.claim(verdict("survived", "EMAD-E1"), "world:premise")
+        """
+    )
+    assert run("--emad-gate", "known", "--emad-golden", "goldens").ret == PASSES
+    run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-require", "golden").assert_outcomes(1, failed=1)
+
+
+def test_a_requirement_that_no_test_answered_fails_the_run(project: pytest.Pytester, run: Run) -> None:
+    """An all-skipped run exits 0 in pytest."""
+    project.makepyfile("import pytest\ndef test_speed(): pytest.skip('no clock')")
+    assert run().ret == PASSES
+    result = run("--emad-require", "speed")
+    assert result.ret == FAILS
+    result.stdout.fnmatch_lines(["*emad: FAILED: --emad-require speed: no claim*"])
+
+
+def test_refusals_of_a_decoder_become_not_applicable(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        from emad_ref.protocol import Unsupported
+        def test_claim(emad_record):
+            with emad_record.unless_unsupported("EMAD-E2", "emad-tiny"):
+                raise Unsupported("only lowers depth")
+        """
+    )
+    assert run("--emad-report", "out").ret == PASSES
+    (claim,) = report_of(project.path / "out")["claims"]
+    assert (claim["verdict"], claim["reason"]) == ("not applicable", "only lowers depth")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("claim(verdict('survived', 'EMAD-X'))", "claim='EMAD-X', but expected a row of the register"),
+        ("not_applicable('EMAD-F1', 'm', '')", "a sentence saying what is absent"),
+        ("point({'name': 'p'})", "point['model']"),
+        ("point({'name': 'p', 'model': 'm', 'mean_depth': float('nan')})", "leave absent numbers out"),
+        ("point({'name': 'p', 'model': 'm', 'mean_depth': numpy.float32(1)})", "built-in JSON values"),
+        ("model({})", "model['name']"),
+    ],
+)
+def test_misuse_of_the_recorder_is_an_error(project: pytest.Pytester, run: Run, call: str, said: str) -> None:
+    project.makepyfile(f"import numpy\nfrom verdicts import verdict\ndef test(emad_record): emad_record.{call}")
+    result = run()
+    assert result.ret == FAILS
+    assert said in result.stdout.str()

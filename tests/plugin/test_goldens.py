@@ -1,0 +1,146 @@
+"""Goldens: absent is None, damaged is an error, an update never passes silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_emad.goldens import DamagedGolden, Goldens, KnownVerdicts, known_verdicts, record_verdict
+from tests.plugin.conftest import Run, report_of
+
+
+def written(folder: Path, name: str = "tokens/abc", value: object = (1, 2)) -> Goldens:
+    folder.mkdir(exist_ok=True)
+    goldens = Goldens((folder,), folder)
+    goldens.update(name, value, {"seed": 0})
+    return goldens
+
+
+def test_what_is_not_listed_reads_as_none(tmp_path: Path) -> None:
+    assert Goldens((tmp_path,)).read("tokens/abc") is None
+    assert written(tmp_path).read("tokens/xyz") is None
+
+
+def test_what_was_written_reads_back(tmp_path: Path) -> None:
+    assert written(tmp_path).read("tokens/abc") == [1, 2]
+    (entry,) = json.loads((tmp_path / "index.json").read_text())
+    assert set(entry) == {"id", "file", "sha256", "provenance"}
+    assert entry["provenance"] == {"seed": 0}
+
+
+def test_ids_that_look_alike_in_file_names_stay_apart(tmp_path: Path) -> None:
+    goldens = written(tmp_path, "a/b", 1)
+    goldens.update("a b", 2, {})
+    assert (goldens.read("a/b"), goldens.read("a b")) == (1, 2)
+
+
+def test_updates_say_what_they_did(tmp_path: Path) -> None:
+    goldens = Goldens((tmp_path,), tmp_path)
+    assert [goldens.update("x", value, {}) for value in (1, 1, 2)] == ["added", "unchanged", "changed"]
+
+
+def test_the_first_folder_that_lists_an_id_answers(tmp_path: Path) -> None:
+    written(tmp_path / "own", "x", "own")
+    written(tmp_path / "shipped", "x", "shipped")
+    written(tmp_path / "shipped", "y", "shipped")
+    both = Goldens((tmp_path / "own", tmp_path / "shipped"))
+    assert (both.read("x"), both.read("y")) == ("own", "shipped")
+
+
+@pytest.mark.parametrize("damage", ["missing", "altered", "index", "entry"])
+def test_damage_is_an_error(tmp_path: Path, damage: str) -> None:
+    goldens = written(tmp_path)
+    (file,) = (path for path in tmp_path.iterdir() if path.name != "index.json")
+    if damage == "missing":
+        file.unlink()
+    elif damage == "altered":
+        file.write_text("[1, 3]\n")
+    else:
+        (tmp_path / "index.json").write_text("{" if damage == "index" else '[{"id": "tokens/abc"}]')
+    with pytest.raises(DamagedGolden):
+        goldens.read("tokens/abc")
+
+
+def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:
+    for folder, verdict in (("own", "survived"), ("shipped", "falsified")):
+        (tmp_path / folder).mkdir()
+        record_verdict(tmp_path / folder, "EMAD-F1", "m", "c", verdict)
+    known = known_verdicts([tmp_path / "own", tmp_path / "shipped"])
+    assert known.expected("EMAD-F1", ["m"], "c") == "survived"
+    assert known.expected("EMAD-F1", ["m"], "other") is None
+    assert known.expected("EMAD-F1", ["other"], "c") is None
+    assert KnownVerdicts().expected("EMAD-F1", ["m"], "c") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '[{"claim": "EMAD-F1"}]', '[{"claim":"a","model":"b","corpus":"","verdict":"ok"}]']
+)
+def test_malformed_verdicts_are_an_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / "verdicts.json").write_text(text)
+    with pytest.raises(DamagedGolden):
+        known_verdicts([tmp_path])
+
+
+SUITE = """
+from verdicts import verdict
+def test_golden(emad_record):
+    stored = emad_record.golden("tokens/abc", {value})
+    assert stored in (None, {value})
+    emad_record.claim(verdict("survived"), "world:premise")
+"""
+
+
+def update(project: pytest.Pytester, run: Run, value: object) -> pytest.RunResult:
+    project.makepyfile(test_it=SUITE.format(value=value))
+    (project.path / "goldens").mkdir(exist_ok=True)
+    return run("--emad-golden", "goldens", "--emad-update-golden")
+
+
+def test_an_update_fails_the_run_and_lists_what_changed(project: pytest.Pytester, run: Run) -> None:
+    result = update(project, run, [1, 2])
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(
+        [
+            "*emad goldens updated*",
+            "added: golden tokens/abc",
+            "added: verdict EMAD-F1 of emad-tiny: survived",
+            "*FAILED: goldens updated, read the diff and run again",
+            "*1 passed*",
+        ]
+    )
+    assert run("--emad-golden", "goldens", "--emad-gate", "known", "--emad-require", "golden").ret == pytest.ExitCode.OK
+    result = update(project, run, [1, 3])
+    result.stdout.fnmatch_lines(["changed: golden tokens/abc"])
+    assert "verdict EMAD-F1" not in "\n".join(line for line in result.outlines if line.startswith(("added", "changed")))
+
+
+def test_an_update_that_changes_nothing_passes(project: pytest.Pytester, run: Run) -> None:
+    update(project, run, [1, 2])
+    assert update(project, run, [1, 2]).ret == pytest.ExitCode.OK
+
+
+def test_an_update_accepts_a_changed_verdict_but_not_a_falsified_gate(project: pytest.Pytester, run: Run) -> None:
+    update(project, run, [1, 2])
+    project.makepyfile(test_it=SUITE.format(value=[1, 2]).replace("survived", "falsified"))
+    run("--emad-golden", "goldens", "--emad-update-golden").assert_outcomes(failed=1)
+    run("--emad-golden", "goldens", "--emad-gate", "known").assert_outcomes(passed=1)
+
+
+def test_no_golden_recorded_is_not_a_failure_unless_required(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("def test(emad_record): assert emad_record.golden('never/recorded', [1]) is None")
+    assert run("--emad-report", "out").ret == pytest.ExitCode.OK
+    assert report_of(project.path / "out")["goldens"] == [{"id": "never/recorded", "outcome": "absent"}]
+    result = run("--emad-require", "golden")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*no golden recorded for never/recorded*"])
+
+
+def test_a_damaged_golden_fails_its_test(project: pytest.Pytester, run: Run) -> None:
+    update(project, run, [1, 2])
+    for path in (project.path / "goldens").glob("tokens*"):
+        path.unlink()
+    result = run("--emad-golden", "goldens")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*DamagedGolden*is listed in*is missing*"])

@@ -1,0 +1,163 @@
+"""Every option, from the command line and from its ini twin: read, validated, refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_emad.options import BUDGETS, OPTIONS, Settings, settings
+from tests.plugin.conftest import Run
+
+VALUES: dict[str, tuple[str, Any]] = {
+    "model": ("emad-nano", ("emad-nano",)),
+    "corpus": ("world:mixed", "world:mixed"),
+    "device": ("cuda:1", "cuda:1"),
+    "dtype": ("bfloat16", "bfloat16"),
+    "backend": ("emad-walked", "emad-walked"),
+    "profile": ("profile.json", "profile.json"),
+    "margin": ("0.25", 0.25),
+    "report": ("new/report", "new/report"),
+    "gate": ("known", "known"),
+    "gate-claims": ("EMAD-E1,EMAD-E3", frozenset({"EMAD-E1", "EMAD-E3"})),
+    "claims": ("claims.toml", "claims.toml"),
+    "inconclusive": ("fail", "fail"),
+    "require": ("energy,golden", frozenset({"energy", "golden"})),
+    "budget": ("standard", BUDGETS["standard"]),
+    "seed": ("7", 7),
+    "golden": ("goldens", "goldens"),
+    "data": ("data", "data"),
+}
+FIELDS = {"model": "models"}
+PATHS = ("profile", "report", "claims", "golden", "data")
+
+
+@pytest.fixture(autouse=True)
+def files(project: pytest.Pytester) -> None:
+    project.path.joinpath("profile.json").write_text("{}")
+    project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
+    for folder in ("data", "goldens"):
+        project.path.joinpath(folder).mkdir()
+
+
+def parsed(project: pytest.Pytester, *arguments: str) -> Settings:
+    return settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
+
+
+def expected(project: pytest.Pytester, name: str) -> Any:
+    value = VALUES[name][1]
+    return project.path / value if name in PATHS else value
+
+
+def test_the_table_of_values_has_every_option_but_the_switch() -> None:
+    assert set(VALUES) | {"update-golden"} == {option.name for option in OPTIONS}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_command_line(project: pytest.Pytester, name: str) -> None:
+    found = parsed(project, f"--emad-{name}", VALUES[name][0])
+    assert getattr(found, FIELDS.get(name, name.replace("-", "_"))) == expected(project, name)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_ini_twin(project: pytest.Pytester, name: str) -> None:
+    project.makeini(f"[pytest]\nemad_{name.replace('-', '_')} = {VALUES[name][0]}\n")
+    found = parsed(project)
+    assert getattr(found, FIELDS.get(name, name.replace("-", "_"))) == expected(project, name)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_every_option_has_a_default_that_differs_from_the_tried_value(project: pytest.Pytester, name: str) -> None:
+    assert getattr(parsed(project), FIELDS.get(name, name.replace("-", "_"))) != expected(project, name)
+
+
+def test_command_line_wins_over_ini(project: pytest.Pytester) -> None:
+    project.makeini("[pytest]\nemad_seed = 3\nemad_model = emad-nano emad-tiny\n")
+    assert parsed(project).models == ("emad-nano", "emad-tiny")
+    assert parsed(project, "--emad-seed", "4", "--emad-model", "a/b").seed == 4
+    assert parsed(project, "--emad-model", "a/b", "--emad-model", "c").models == ("a/b", "c")
+
+
+def test_paths_start_where_they_are_written(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the command line from the current folder, in an ini file from that file's folder."""
+    below = project.path / "below"
+    (below / "data").mkdir(parents=True)
+    project.makeini("[pytest]\nemad_data = data\n")
+    monkeypatch.chdir(below)
+    assert parsed(project, "--rootdir", str(project.path), "-c", "../tox.ini").data == project.path / "data"
+    assert parsed(project, "--emad-data", "data", "-c", "../tox.ini").data == below / "data"
+
+
+def test_a_corpus_may_be_a_file(project: pytest.Pytester) -> None:
+    assert parsed(project, "--emad-corpus", "profile.json").corpus == str(project.path / "profile.json")
+
+
+def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> None:
+    assert not parsed(project).update_golden
+    assert parsed(project, "--emad-update-golden", "--emad-golden", "goldens").update_golden
+    project.makeini("[pytest]\nemad_update_golden = true\nemad_golden = goldens\n")
+    assert parsed(project).update_golden
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--emad-model", " "], "--emad-model=' ', but expected a name"),
+        (["--emad-model", "a", "--emad-model", "a"], "each model once"),
+        (["--emad-corpus", "nowhere.txt"], "an existing file; looked at"),
+        (["--emad-device", "cuda:x"], "--emad-device='cuda:x', but expected a torch device"),
+        (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),
+        (["--emad-profile", "nowhere.json"], "--emad-profile='nowhere.json', but expected an existing file"),
+        (["--emad-margin", "wide"], "--emad-margin='wide', but expected a number of nats"),
+        (["--emad-margin", "nan"], "a finite number of nats"),
+        (["--emad-report", "profile.json"], "--emad-report='profile.json', but expected a folder that can be written"),
+        (["--emad-report", "profile.json/below"], "a folder that can be written"),
+        (["--emad-gate", "papers"], "--emad-gate='papers', but expected one of paper, known"),
+        (["--emad-gate-claims", "EMAD-X9"], "--emad-gate-claims='EMAD-X9', but expected ids of the register: EMAD-F1"),
+        (["--emad-claims", "nowhere.toml"], "--emad-claims='nowhere.toml', but expected an existing file"),
+        (["--emad-claims", "profile.json"], "valid TOML"),
+        (["--emad-inconclusive", "pass"], "one of warn, fail"),
+        (["--emad-require", "energy,sped"], "--emad-require='sped', but expected a comma list of energy, speed"),
+        (["--emad-budget", "huge"], "--emad-budget='huge', but expected one of smoke, standard, full"),
+        (["--emad-seed", "-1"], "--emad-seed='-1', but expected a whole number"),
+        (["--emad-golden", "nowhere"], "--emad-golden='nowhere', but expected an existing folder"),
+        (["--emad-data", "nowhere"], "--emad-data='nowhere', but expected an existing folder"),
+        (["--emad-update-golden"], "a place to write; add --emad-golden DIR"),
+        (["-o", "emad_budget=huge"], "ini emad_budget='huge', but expected one of smoke"),
+        (["-o", "emad_update_golden=perhaps"], "ini emad_update_golden='perhaps', but expected true or false"),
+    ],
+)
+def test_bad_values_are_usage_errors_that_name_the_remedy(run: Run, arguments: list[str], said: str) -> None:
+    result = run(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert said in "\n".join(result.errlines + result.outlines)
+
+
+def test_updates_are_refused_in_ci(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "true")
+    result = run("--emad-update-golden", "--emad-golden", "goldens")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*a run outside CI*"])
+
+
+def test_help_lists_every_flag_and_ini_twin(run: Run) -> None:
+    text = run("--help").stdout.str()
+    for option in OPTIONS:
+        assert option.flag in text
+        assert option.ini in text
+
+
+def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("def test(): pass")
+    run().stdout.fnmatch_lines(
+        ["emad: model emad-tiny; corpus by model; device cpu; dtype float32; budget smoke; gate paper"]
+    )
+    run(
+        "--emad-model", "a", "--emad-model", "b", "--emad-corpus", "self", "--emad-require", "speed"
+    ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; require speed"])
+
+
+def test_settings_are_plain_data() -> None:
+    """An unhashable or mutable field would let one test change another's settings."""
+    assert Settings.__dataclass_params__.frozen  # type: ignore[attr-defined]  # set by @dataclass
+    assert [budget.rank for budget in BUDGETS.values()] == [0, 1, 2]

@@ -1,0 +1,108 @@
+"""What only separate processes show: xdist, the layout of a wheel, what importing the plugin drags in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import emad_ref
+from tests.plugin.conftest import Run, report_of
+
+USAGE = pytest.ExitCode.USAGE_ERROR
+ROOT = Path(emad_ref.__file__).parents[1]
+
+
+def test_importing_the_plugin_imports_neither_torch_nor_hypothesis() -> None:
+    heavy = {"torch", "transformers", "hypothesis", "scipy", "sklearn"}
+    program = f"import sys, pytest_emad.plugin; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_run_without_our_suites_imports_no_torch(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile("import sys\ndef test(emad_record): assert 'torch' not in sys.modules")
+    run_apart("--emad-report", "out").assert_outcomes(passed=1)
+
+
+RECORDS = """
+import pytest
+from verdicts import verdict
+@pytest.mark.parametrize("claim", ["EMAD-F1", "EMAD-F2", "EMAD-E1", "EMAD-E3"])
+def test_claim(emad_record, claim):
+    emad_record.point({"model": "emad-tiny", "name": f"point of {claim}"})
+    emad_record.claim(verdict("falsified" if claim == "EMAD-F2" else "survived", claim))
+"""
+
+
+def test_verdicts_cross_to_the_xdist_controller(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile(RECORDS)
+    result = run_apart("-n", 2, "--emad-report", "out")
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*emad operating points*", "*emad claims*", "*EMAD-F2[*]*falsified*"])
+    parallel = report_of(project.path / "out")
+    run_apart("-n", 0, "--emad-report", "out")
+    alone = report_of(project.path / "out")
+    for part in ("claims", "points"):
+        assert sorted(map(str, parallel[part])) == sorted(map(str, alone[part]))
+    assert len(parallel["claims"]) == 4
+
+
+MEASURES = """
+import pytest
+@pytest.mark.emad(measures=True)
+def test_time(): pass
+def test_other(): pass
+"""
+
+
+def test_measuring_in_parallel_stops_the_run(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile(MEASURES)
+    result = run_apart("-n", 2)
+    assert result.ret == USAGE
+    text = result.stdout.str() + result.stderr.str()
+    assert "test_time measures time or energy, which needs the machine to itself; use -n 0" in text
+    assert "passed" not in text
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_measuring_alone_runs(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+    project.makepyfile(MEASURES)
+    run_apart("-n", workers).assert_outcomes(passed=2)
+
+
+def test_deselected_measuring_tests_do_not_stop_a_parallel_run(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile(MEASURES.replace("measures=True", "measures=True, budget='full'"))
+    run_apart("-n", 2).assert_outcomes(passed=1)
+
+
+def test_updates_are_refused_under_xdist(project: pytest.Pytester, run_apart: Run) -> None:
+    (project.path / "goldens").mkdir()
+    result = run_apart("-n", 2, "--emad-golden", "goldens", "--emad-update-golden")
+    assert result.ret == USAGE
+    assert "but expected one process; run it again with -n 0" in result.stderr.str()
+
+
+def test_installed_suites_run_by_pyargs(wheel_layout: Path, project: pytest.Pytester) -> None:
+    arguments = ["-p", "no:cacheprovider", "--pyargs"]
+    project.runpytest_subprocess(*arguments, "pytest_emad.suites").assert_outcomes(passed=2)
+    project.runpytest_subprocess(*arguments, "pytest_emad.suites.claims", "-n", "2").assert_outcomes(passed=1)
+
+
+def test_suites_cost_refuses_company_even_unmarked(wheel_layout: Path, project: pytest.Pytester) -> None:
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.cost", "-n", "2")
+    assert result.ret == USAGE
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_the_collection_guard_sees_installed_suites(wheel_layout: Path, project: pytest.Pytester, workers: str) -> None:
+    """The user's own test is found, so that pytest alone would exit 0."""
+    project.makepyfile(check_own="def test_own(): pass")
+    result = project.runpytest_subprocess(
+        *("-p", "no:cacheprovider", "--pyargs", "-n", workers, "-o", "python_files=check_*.py"),
+        *("pytest_emad.suites.claims", "check_own.py"),
+    )
+    assert result.ret == USAGE
+    assert "pytest_emad.suites.claims was asked for, but none" in result.stdout.str() + result.stderr.str()

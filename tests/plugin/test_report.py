@@ -1,0 +1,117 @@
+"""The terminal summary and ``report.json``."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pytest_emad.goldens import write_atomically
+from tests.plugin.conftest import Run, report_of
+
+SUITE = """
+from verdicts import verdict
+def test_falsified(emad_record):
+    emad_record.model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
+    emad_record.point({"model": "emad-tiny", "name": "emad m=0.20", "mean_depth": 5.25, "net_reduction": 0.41})
+    emad_record.note("the baseline sleeps")
+    emad_record.claim(verdict("falsified"))
+def test_survived(emad_record):
+    emad_record.model({"name": "emad-tiny", "fingerprint": "abc", "layers": 12})
+    emad_record.claim(verdict("survived", "EMAD-E1"))
+"""
+
+
+def test_summary_shows_points_claims_and_notes_after_the_failures(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(SUITE)
+    run().stdout.fnmatch_lines(
+        [
+            "*FAILURES*",
+            "*emad operating points*",
+            "emad m=0.20*5.25*",
+            "*emad claims*",
+            "EMAD-F1[*]*falsified*",
+            "EMAD-E1 *survived*",
+            "*emad notes*",
+            "- the baseline sleeps",
+            "*1 failed, 1 passed*",
+        ]
+    )
+
+
+def test_a_run_that_recorded_nothing_prints_no_summary(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("def test(): pass")
+    assert "emad claims" not in run().stdout.str()
+
+
+def test_report(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(SUITE)
+    result = run("--emad-report", "out/deep", "--emad-model", "emad-tiny", "--emad-model", "other", "--emad-seed", 5)
+    result.stdout.fnmatch_lines(["emad: report written to *report.json"])
+    report = report_of(project.path / "out" / "deep")
+    assert report["schema"] == 1
+    assert report["models"] == [{"name": "emad-tiny", "fingerprint": "abc", "layers": 12}, {"name": "other"}]
+    assert [(claim["id"], claim["verdict"], claim["gate"]) for claim in report["claims"]] == [
+        ("EMAD-F1", "falsified", True),
+        ("EMAD-E1", "survived", False),
+    ]
+    assert set(report["claims"][0]) == {
+        *("id", "model", "verdict", "estimate", "interval", "n", "threshold", "unit", "gate", "reason", "legs")
+    }
+    assert report["points"][0]["mean_depth"] == 5.25
+    assert report["notes"] == ["the baseline sleeps"]
+    assert report["settings"]["budget"] == "smoke"
+    provenance = report["provenance"]
+    assert {"versions", "commit", "platform", "torch_threads", "device", "dtype", "seed"} <= set(provenance)
+    assert (provenance["seed"], provenance["device"], provenance["dtype"]) == (5, "cpu", "float32")
+    assert provenance["versions"]["pytest"] == pytest.__version__
+    assert list((project.path / "out" / "deep").iterdir()) == [project.path / "out" / "deep" / "report.json"]
+
+
+def test_a_verdict_is_kept_when_its_test_fails_later(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        from verdicts import verdict
+        def test(emad_record):
+            emad_record.claim(verdict("survived"))
+            assert False
+        """
+    )
+    run("--emad-report", "out")
+    assert len(report_of(project.path / "out")["claims"]) == 1
+
+
+def test_a_report_that_cannot_be_written_fails_the_run(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: object, text: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pytest_emad.results.write_atomically", full)
+    project.makepyfile("def test(): pass")
+    result = run("--emad-report", "out")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*FAILED: --emad-report: *No space left*", "*1 passed*"])
+
+
+def test_collect_only_writes_no_report(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(SUITE)
+    run("--emad-report", "out", "--collect-only")
+    assert not (project.path / "out" / "report.json").exists()
+
+
+def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: object, pytester: pytest.Pytester) -> None:
+    path = pytester.path / "report.json"
+    path.write_text("old")
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(path, "\ud800")
+    assert path.read_text() == "old"
+    assert list(pytester.path.glob(".report*")) == []
+
+
+def test_junit_keeps_the_records(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(SUITE)
+    run("--junit-xml", "junit.xml")
+    text = (project.path / "junit.xml").read_text()
+    assert 'name="emad.claim"' in text
+    assert json.dumps("EMAD-F1")[1:-1] in text

@@ -1,0 +1,79 @@
+"""Small random models of every family, for tests: six layers, a hundred tokens, milliseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers as hf
+
+LAYERS, VOCABULARY, WINDOW = 6, 101, 5
+_SIZES: dict[str, Any] = {
+    "hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "vocab_size": VOCABULARY,
+    "max_position_embeddings": 128, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+_GROUPED = {**_SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+_CONFIGS: dict[str, Callable[[], Any]] = {
+    "gpt_neox": lambda: hf.GPTNeoXConfig(**_SIZES, intermediate_size=64),
+    "gpt_neox_sequential": lambda: hf.GPTNeoXConfig(**_SIZES, intermediate_size=64, use_parallel_residual=False),
+    "opt": lambda: hf.OPTConfig(**_SIZES, ffn_dim=64, word_embed_proj_dim=32),
+    "opt_350m": lambda: hf.OPTConfig(**_SIZES, ffn_dim=64, word_embed_proj_dim=16, do_layer_norm_before=False),
+    "llama": lambda: hf.LlamaConfig(**_GROUPED),
+    "llama3": lambda: hf.LlamaConfig(**_GROUPED, tie_word_embeddings=True, rope_parameters=_LLAMA3),
+    "gpt2": lambda: hf.GPT2Config(
+        n_embd=32,
+        n_layer=LAYERS,
+        n_head=4,
+        vocab_size=VOCABULARY,
+        n_positions=128,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "qwen2": lambda: hf.Qwen2Config(**_GROUPED),
+    "qwen3": lambda: hf.Qwen3Config(**_GROUPED, head_dim=12),
+    "mistral": lambda: hf.MistralConfig(**_GROUPED, sliding_window=None),
+    "mistral_window": lambda: hf.MistralConfig(**_GROUPED, sliding_window=WINDOW),
+    "gemma2": lambda: hf.Gemma2Config(**_GROUPED, head_dim=8, sliding_window=WINDOW),
+    "gemma3": lambda: hf.Gemma3TextConfig(
+        **_GROUPED, head_dim=8, sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention"] * 3
+    ),
+    "phi": lambda: hf.PhiConfig(**_SIZES, intermediate_size=64),
+    "olmo2": lambda: hf.Olmo2Config(**_GROUPED),
+}
+FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
+NEEDS_EAGER = frozenset({"gemma2"})  # only eager attention applies its softcap
+
+
+def small_config(family: str) -> Any:
+    """A fresh config of one of ``FAMILIES``."""
+    return _CONFIGS[family]()
+
+
+def small_model(
+    family: str, dtype: torch.dtype = torch.float64, seed: int = 0, *, attention: str | None = None, config: Any = None
+) -> Any:
+    """A random causal LM in eval mode whose layers, norms and biases all matter.
+
+    The usual initialisation (standard deviation 0.02) makes every block nearly the identity, under which a skipped or
+    repeated layer would go unnoticed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    kernel = attention or ("eager" if family in NEEDS_EAGER else "sdpa")
+    model = hf.AutoModelForCausalLM.from_config(config or small_config(family), attn_implementation=kernel)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.add_(0.1 * noise)
+            elif any(part in name for part in ("embed", "wte", "wpe")):
+                parameter.copy_(0.5 * noise)
+            else:
+                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+    model.tie_weights()
+    return model.to(dtype).eval()

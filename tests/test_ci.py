@@ -1,0 +1,111 @@
+"""``.ci/run`` calls the README's own commands, so that the two cannot drift."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+README = """
+<!-- main-job -->
+```sh
+test ! -e left && touch left && python -c "import sys; print('main', sys.prefix != sys.base_prefix)"
+```
+<!-- tests -->
+```
+test ! -e left && test ! -e ignored && test -e untracked && python -m pip --version
+```
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository with nothing but a README, ``.ci``, an untracked file and an ignored one."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
+    (tmp_path / "README.md").write_text(README)
+    (tmp_path / ".gitignore").write_text("ignored\n")
+    for name in ("ignored", "untracked"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+def ci(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        [checkout / ".ci" / "run", *arguments],
+        cwd=checkout,
+        env=os.environ | {"PATH": path},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_both_commands_run_in_clean_copies(checkout: Path) -> None:
+    done = ci(checkout)
+    assert done.returncode == 0, done.stdout
+    assert "main True" in done.stdout
+    assert re.search(r"^pip \d", done.stdout, re.MULTILINE)
+    assert not (checkout / "left").exists()
+
+
+def test_a_failing_command_fails_the_job_and_the_other_still_runs(checkout: Path) -> None:
+    (checkout / "README.md").write_text(README.replace("print('main'", "sys.exit(3), print('main'"))
+    done = ci(checkout)
+    assert done.returncode == 1
+    assert "FAILED: main-job (exit status 3)" in done.stdout
+    assert re.search(r"^pip \d", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("readme", ["", README + README])
+def test_a_readme_without_exactly_one_block_is_refused(checkout: Path, readme: str) -> None:
+    (checkout / "README.md").write_text(readme)
+    done = ci(checkout)
+    assert done.returncode == 1
+    assert "but expected exactly one" in done.stdout
+
+
+def test_unknown_jobs_are_refused(checkout: Path) -> None:
+    done = ci(checkout, "deploy")
+    assert done.returncode == 1
+    assert "'deploy', but expected one of main-job, tests" in done.stdout
+
+
+def test_the_readme_has_both_commands() -> None:
+    """The main job installs nothing but the package; the tests install the extra ``test``."""
+    done = ci(ROOT, "--print")
+    assert done.returncode == 0, done.stdout
+    main_job, tests = done.stdout.split("=== tests")
+    for text in (main_job, tests):
+        assert re.search(r"python3? -m venv \.venv", text)
+        assert "-c constraints.txt" in text
+    assert "pytest suites" in main_job
+    assert "[test]" in tests
+
+
+@pytest.mark.parametrize(
+    ("device", "status"), [("NVIDIA A100-SXM4-80GB", 0), ("NVIDIA H200", 1), ("NVIDIA A10G", 1), (None, 1)]
+)
+def test_the_a100_environment_refuses_every_other_gpu(tmp_path: Path, device: str | None, status: int) -> None:
+    """With a stand-in for torch that names its device."""
+    stand_in = (
+        f"class cuda:\n    is_available = lambda: {device is not None}\n    get_device_name = lambda i: {device!r}\n"
+    )
+    (tmp_path / "torch.py").write_text(stand_in)
+    done = subprocess.run(
+        [sys.executable, ROOT / ".ci" / "require_gpu.py", "A100"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == status, done.stderr
+    if status:
+        assert f"needs an NVIDIA A100, found: {device or 'no CUDA device'}" in done.stderr

@@ -1,0 +1,118 @@
+"""The distributions: sdist → wheel → fresh environment → the suites inside the wheel. ``tox -e wheel`` runs this file.
+
+Slow and in need of an index or wheel folder: the fresh environment installs every dependency from constraints.txt.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+def check(*command: object, cwd: Path) -> str:
+    """Run a command without the outer run's Python settings; its output, in the error too if it fails."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "PYTEST", "TOX"))}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("sdist")
+    check(sys.executable, "-m", "build", "--sdist", "--outdir", out, ROOT, cwd=out)
+    (path,) = out.glob("*.tar.gz")
+    return path
+
+
+@pytest.fixture(scope="session")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the unpacked sdist, so that a file missing there is missed here."""
+    source, out = tmp_path_factory.mktemp("unpacked"), tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(source, filter="data")
+    (folder,) = source.iterdir()
+    check(sys.executable, "-m", "build", "--wheel", "--outdir", out, folder, cwd=out)
+    (path,) = out.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="session")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that holds the wheel, its dependencies and pytest-xdist."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    check(interpreter, "-m", "pip", "install", "-c", constraints, f"pytest-emad[test] @ {wheel.as_uri()}", cwd=folder)
+    return interpreter
+
+
+def tracked(folder: str) -> set[str]:
+    """Files of ``folder`` that belong into a distribution."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_sdist_has_all_that_the_wheel_is_made_of(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.split("/", 1)[1] for name in archive.getnames() if "/" in name}
+    expected = {"hatch_build.py", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"}
+    for folder in ("emad_ref", "pytest_emad", "suites", "golden", "tests"):
+        expected |= tracked(folder)
+    assert expected <= names, sorted(expected - names)
+
+
+def test_the_wheel_carries_suites_goldens_and_weights_once(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+    expected = tracked("emad_ref") | tracked("pytest_emad")
+    expected |= {f"pytest_emad/{name}" for name in tracked("suites") | tracked("golden")}
+    packaged = {name for name in names if ".dist-info/" not in name}
+    assert packaged == expected, sorted(packaged ^ expected)
+    assert len(names) == len(set(names))
+
+
+def test_the_installed_suites_pass(python: Path, tmp_path: Path) -> None:
+    """Without the sources anywhere near: what the wheel lacks is missed here."""
+    text = check(
+        python, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.invariants", cwd=tmp_path
+    )
+    assert "passed" in text
+    assert str(ROOT) not in text
+
+
+def test_the_installed_suites_pass_under_xdist(python: Path, tmp_path: Path) -> None:
+    suites = "pytest_emad.suites.invariants"
+    text = check(python, "-m", "pytest", "-p", "no:cacheprovider", "-n", "2", "--pyargs", suites, cwd=tmp_path)
+    assert "emad claims" in text
+
+
+def test_an_editable_build_leaves_no_copies(tmp_path: Path) -> None:
+    """A static force-include would: stale suites beside the live ones."""
+    script = "from hatchling.build import build_editable; import sys; build_editable(sys.argv[1])"
+    check(sys.executable, "-c", script, tmp_path, cwd=ROOT)
+    (path,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        assert not [name for name in archive.namelist() if "suites" in name or "golden" in name]

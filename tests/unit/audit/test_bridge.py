@@ -1,0 +1,94 @@
+"""The bridge passes where decoder and replay agree and says which of depth and NLL does not."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.audit import Finding, Replayed, bridge, tolerance
+from emad_ref.audit.lens import signals
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.schedule.monotone import depths
+from tests.decoders.cached import CachedDecoder
+from tests.decoders.defective import DEFECTS
+from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.subject import LAYERS, VOCABULARY, lens_of, spread_point, tiny_neox
+
+POINT = spread_point()
+TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
+
+
+@functools.cache
+def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> Replayed:
+    """Replay by the lens: the running minimum of first fires, and −log p of the next token at that depth."""
+    tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
+    logits = lens_of(tiny_neox())(tokens)[adaptive_from:-1]
+    signal = signals(logits, point)
+    depth = depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
+    shown = logits[np.arange(len(depth)), depth - 1]
+    log_p = shown - np.log(np.exp(shown).sum(axis=-1, keepdims=True))
+    nll = -log_p[np.arange(len(depth)), tokens[adaptive_from + 1 :]]
+    return Replayed(tokens, depth, nll, signal, adaptive_from)
+
+
+def crossed(decoder: type, *documents: Replayed) -> Finding:
+    return bridge(decoder(tiny_neox(), POINT), POINT, documents, TOLERANCE)
+
+
+@pytest.mark.parametrize("decoder", [CachedDecoder, ForeignDecoder])
+def test_an_honest_decoder_crosses(decoder: type) -> None:
+    finding = crossed(decoder, replayed(0), replayed(4))
+    assert finding.passed is True, finding.detail
+    assert finding.n == 15 + 11
+
+
+def test_another_depth_in_replay_is_found() -> None:
+    document = replayed(0)
+    finding = crossed(CachedDecoder, replace(document, depth=np.minimum(document.depth, 6)))
+    assert finding.passed is False
+    assert "replay gives depth 6" in finding.detail
+
+
+def test_another_nll_in_replay_is_found() -> None:
+    document = replayed(0)
+    finding = crossed(CachedDecoder, replace(document, nll_nats=document.nll_nats + 1e-3 * (np.arange(15) == 9)))
+    assert finding.passed is False
+    assert "position 9" in finding.detail
+    assert "NLL off by 0.001" in finding.detail
+
+
+@pytest.mark.parametrize("defect", ["position off by one", "depth rises", "full-depth tokens under shallow depths"])
+def test_a_defective_decoder_does_not_cross(defect: str) -> None:
+    assert crossed(DEFECTS[defect][0], replayed(0), replayed(4)).passed is False
+
+
+@pytest.mark.parametrize(("limit", "passed"), [(0.01, False), (0.1, True)])
+def test_a_tie_excuses_a_depth_and_what_follows_from_it(
+    limit: float, passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoder sees the first position's signal just below the threshold, replay just above: counted, 1 in 15."""
+    monkeypatch.setattr("emad_ref.audit.finding.TIE_LIMIT", limit)
+    first = float(replayed(0).signal[0, 0])
+    above, below = (replace(POINT, thresholds=((first + by, *POINT.thresholds[0][1:]),)) for by in (1e-7, -1e-7))
+    finding = bridge(CachedDecoder(tiny_neox(), above), below, [replayed(0, below)], TOLERANCE, needed=0)
+    assert (finding.passed, finding.ties) == (passed, 1), finding.detail
+
+
+def test_a_difference_beyond_the_tolerance_is_no_tie() -> None:
+    first = float(replayed(0).signal[0, 0])
+    above, below = (replace(POINT, thresholds=((first + by, *POINT.thresholds[0][1:]),)) for by in (1e-4, -1e-4))
+    finding = bridge(CachedDecoder(tiny_neox(), above), below, [replayed(0, below)], TOLERANCE, needed=0)
+    assert finding.passed is False
+    assert "position 0, depth 2: the rule gives depth" in finding.detail
+
+
+def test_arrays_that_do_not_fit_the_document_are_refused() -> None:
+    document = replayed(0)
+    with pytest.raises(BadArgument, match="depth"):
+        replace(document, depth=document.depth[:-1])
+    with pytest.raises(BadArgument, match="tokens"):
+        replace(document, tokens=document.tokens[:1])

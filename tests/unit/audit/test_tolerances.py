@@ -1,0 +1,46 @@
+"""One table: every entry has a reason, unknown names are refused, float32 inside sets a floor."""
+
+from __future__ import annotations
+
+import pytest
+
+from emad_ref.audit.tolerances import BACKENDS, DTYPES, FLOAT32_INSIDE, MODEL_DTYPE_INSIDE, TABLE, entry, tolerance
+from emad_ref.errors import BadArgument
+from emad_ref.models.anatomy import ANATOMY
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_every_combination_has_a_value_and_a_reason(family: str, dtype: str, backend: str) -> None:
+    found = entry(family, dtype, backend)
+    assert found.value > 0
+    assert len(found.reason) > 20
+    assert found in TABLE.values()
+
+
+def test_no_family_stands_in_both_columns() -> None:
+    assert not FLOAT32_INSIDE & MODEL_DTYPE_INSIDE
+
+
+@pytest.mark.parametrize("family", sorted(ANATOMY))
+def test_every_family_that_can_be_walked_has_a_tolerance(family: str) -> None:
+    assert tolerance(family, "float32", "cpu") == 2e-4
+
+
+def test_float32_inside_sets_a_floor_in_float64() -> None:
+    assert tolerance("gpt_neox", "float64", "cpu") == 1e-9
+    assert tolerance("gemma2", "float64", "cpu") >= 1e-6
+
+
+def test_fewer_bits_never_tolerate_less() -> None:
+    for family in ("gpt_neox", "llama"):
+        for backend in ("cpu", "cuda"):
+            values = [tolerance(family, dtype, backend) for dtype in DTYPES]
+            assert values == sorted(values)
+
+
+@pytest.mark.parametrize("wrong", [("t6", "float32", "cpu"), ("llama", "int8", "cpu"), ("llama", "float32", "abacus")])
+def test_an_unknown_name_is_refused(wrong: tuple[str, str, str]) -> None:
+    with pytest.raises(BadArgument, match="expected one of"):
+        tolerance(*wrong)

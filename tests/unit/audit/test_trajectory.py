@@ -1,0 +1,147 @@
+"""One row against the lens, on arrays small enough to read: layers 1–4, probes at 1 and 2, thresholds 0.5."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import Tally
+from emad_ref.audit.trajectory import Trajectory, decided, judge_depths, judge_logits, judge_tokens
+from emad_ref.point import OperatingPoint
+from emad_ref.record import Floats
+
+NAN, TOLERANCE = np.nan, 1e-3
+POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
+# Reference signals of five positions; the rule gives depths 4, 2, 2, 1, 1.
+REFERENCE = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, 0.9], [0.3, 0.9], [0.9, 0.9]])
+DEPTH = np.array([4, 2, 2, 1, 1])
+SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, NAN], [0.3, NAN], [NAN, NAN]])
+
+
+def made(depth: object = DEPTH, signal: Floats = SIGNAL, **change: object) -> Trajectory:
+    depth = np.asarray(depth)
+    whole = Trajectory("row 0", np.arange(7), 2, depth, signal, np.ones(len(depth), dtype=bool))
+    return replace(whole, **change)  # type: ignore[arg-type]  # fields by name
+
+
+def complaint(trajectory: Trajectory, reference: Floats = REFERENCE, point: OperatingPoint = POINT) -> str | None:
+    with Tally("t") as tally:
+        judge_depths(tally, trajectory, reference, point, TOLERANCE)
+    return tally.complaint
+
+
+def test_the_rules_own_depths_pass() -> None:
+    assert complaint(made()) is None
+
+
+def test_a_signal_read_at_the_cap_decides_nothing_and_passes() -> None:
+    signal = SIGNAL.copy()
+    signal[2, 1], signal[4, 0] = 0.9, 0.9
+    assert complaint(made(signal=signal)) is None
+
+
+@pytest.mark.parametrize(
+    ("at", "depth", "says"),
+    [
+        (2, 4, "depth must not rise"),
+        (0, 2, "the rule gives depth 4 under cap 4"),
+        (0, 3, "the rule gives depth 4 under cap 4"),
+        (3, 2, "the rule gives depth 1 under cap 2"),
+        (4, 0, "depth must not rise"),
+    ],
+)
+def test_another_depth_is_refused(at: int, depth: int, says: str) -> None:
+    changed = DEPTH.copy()
+    changed[at] = depth
+    signal = np.where(np.array(POINT.probes) > changed[:, None], NAN, REFERENCE)
+    found = complaint(made(changed, signal))
+    assert found is not None
+    assert says in found
+    assert f"position {2 + at}" in found
+
+
+@pytest.mark.parametrize(
+    ("at", "probe", "value", "says"),
+    [
+        (1, 0, 0.71, "signal off by 0.01 nats"),
+        (3, 1, 0.9, "read above the exit"),
+        (0, 0, NAN, "not read"),
+        (3, 0, NAN, "not read"),
+    ],
+)
+def test_another_signal_is_refused(at: int, probe: int, value: float, says: str) -> None:
+    signal = SIGNAL.copy()
+    signal[at, probe] = value
+    found = complaint(made(signal=signal))
+    assert found is not None
+    assert says in found
+
+
+def test_a_probe_that_never_fires_need_not_be_read() -> None:
+    point = replace(POINT, thresholds=((-np.inf, 0.5),))
+    signal = np.array([[NAN, 0.8], [NAN, 0.4], [NAN, NAN], [NAN, NAN], [NAN, NAN]])
+    assert complaint(made([4, 2, 2, 2, 2], signal), point=point) is None
+
+
+def test_forced_depths_need_not_be_the_rules() -> None:
+    forced = made([3, 3, 2, 2, 1], np.full((5, 2), NAN), chosen=np.zeros(5, dtype=bool))
+    assert complaint(forced) is None
+    assert complaint(replace(forced, depth=np.array([3, 4, 2, 2, 1]))) is not None
+
+
+class TestTies:
+    """A threshold within the tolerance excuses either decision, and what follows from it is judged under it."""
+
+    REFERENCE = np.array([[0.9, 0.5001], [0.6, 0.9], [0.7, 0.7]])
+
+    @pytest.mark.parametrize(("depth", "ties"), [([4, 4, 4], 0), ([2, 2, 2], 1)])
+    def test_both_sides_of_a_tie_pass(self, depth: list[int], ties: int) -> None:
+        with Tally("t", needed=0) as tally:
+            signal = np.where(np.array(POINT.probes) > np.array(depth)[:, None], NAN, self.REFERENCE)
+            judge_depths(tally, made(depth, signal), self.REFERENCE, POINT, TOLERANCE)
+        assert tally.complaint is None
+        assert tally.ties == ties
+
+    @pytest.mark.parametrize("depth", [[1, 1, 1], [3, 3, 3], [2, 1, 1], [4, 2, 2]])
+    def test_a_tie_excuses_nothing_else(self, depth: list[int]) -> None:
+        signal = np.where(np.array(POINT.probes) > np.array(depth)[:, None], NAN, self.REFERENCE)
+        assert complaint(made(depth, signal), self.REFERENCE) is not None
+
+
+def test_free_depth_may_rise_again() -> None:
+    point = replace(POINT, schedule="free_eager")
+    signal = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, 0.9], [0.3, NAN], [0.9, 0.9]])
+    assert complaint(made([4, 2, 4, 1, 4], signal), point=point) is None
+
+
+def test_logits_are_those_of_the_claimed_depth() -> None:
+    reference = np.random.default_rng(0).normal(size=(5, 4, 6))
+    shown = reference[np.arange(5), DEPTH - 1]
+    for changed, passes in ((shown, True), (reference[:, 3], False), (shown * np.nan, False), (shown[:, :5], False)):
+        with Tally("t") as tally:
+            judge_logits(tally, made(logits=changed), reference, TOLERANCE)
+        assert (tally.complaint is None) is passes
+
+
+def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
+    reference = np.random.default_rng(0).normal(size=(5, 4, 6))
+    best = reference[np.arange(5), DEPTH - 1].argmax(axis=-1)
+    other = best.copy()
+    other[1] = (best[1] + 1) % 6
+    tied = reference.copy()
+    tied[1, 1, other[1]] = tied[1, 1, best[1]] - TOLERANCE / 2
+    for emitted, logits, passes, ties in (
+        (best, reference, True, 0),
+        (other, reference, False, 0),
+        (other, tied, True, 1),
+    ):
+        with Tally("t") as tally:
+            judge_tokens(tally, made(), emitted, logits, TOLERANCE)
+        assert (tally.complaint is None, tally.ties) == (passes, ties)
+
+
+def test_decided_counts_positions_with_a_probe_below_the_cap() -> None:
+    assert decided(made(), POINT) == 4
+    assert decided(made(), replace(POINT, probes=(), thresholds=((),))) == 0

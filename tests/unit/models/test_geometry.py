@@ -1,0 +1,104 @@
+"""Sizes from configs alone, held against built models and published figures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.anatomy import ANATOMY
+from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_named, geometry_of
+from tests.small import FAMILIES, small_config, small_model
+
+# sizes of the checkpoints on the hub, in parameters; Llama-3.2-11B: its text part is Llama-3.1-8B
+PUBLISHED_PARAMETERS = {
+    "pythia-70m": 70_426_624,
+    "pythia-160m": 162_322_944,
+    "pythia-410m": 405_334_016,
+    "pythia-1b": 1_011_781_632,
+    "pythia-1.4b": 1_414_647_808,
+    "opt-125m": 125_239_296,
+    "opt-350m": 331_196_416,
+    "opt-1.3b": 1_315_758_080,
+    "gpt2": 124_439_808,
+    "llama-7b": 6_738_415_616,
+    "llama-3.2-3b": 3_212_749_824,
+    "llama-3.2-11b": 8_030_261_248,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-14b": 14_770_033_664,
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_are_those_of_the_built_model(family: str) -> None:
+    model = small_model(family)
+    assert geometry_of(model.config).parameters() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt_neox", {"attention_bias": False}),
+        ("opt", {"enable_bias": False}),
+        ("opt", {"layer_norm_elementwise_affine": False}),
+        ("llama", {"attention_bias": True}),
+        ("llama", {"mlp_bias": True}),
+        ("gpt2", {"n_inner": 40}),
+        ("gpt2", {"tie_word_embeddings": False}),
+        ("qwen3", {"attention_bias": True}),
+        ("olmo2", {"attention_bias": True}),
+        ("phi", {"qk_layernorm": True}),
+    ],
+)
+def test_options_that_change_the_size(family: str, changes: dict) -> None:
+    config = small_config(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = small_model(family, config=config)
+    assert geometry_of(config).parameters() == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", PUBLISHED_NAMES)
+def test_published_sizes(name: str) -> None:
+    assert geometry_named(name).parameters() == PUBLISHED_PARAMETERS[name]
+
+
+def test_a_probe_costs_the_blocks_the_register_says() -> None:
+    """CLAIMS: a full-vocabulary probe is 4.1 blocks on Pythia-410M, 2.05 on 1.4B and OPT-1.3B, 0.65 on LLaMA-7B."""
+    blocks = {
+        name: geometry_named(name).head_flops() / geometry_named(name).block_flops()
+        for name in ("pythia-410m", "pythia-1.4b", "opt-1.3b", "llama-7b")
+    }
+    assert blocks == pytest.approx(
+        {"pythia-410m": 4.1, "pythia-1.4b": 2.05, "opt-1.3b": 2.05, "llama-7b": 0.65}, rel=0.01
+    )
+
+
+def test_a_fill_is_a_quarter_of_a_plain_block() -> None:
+    geometry = geometry_named("pythia-410m")
+    assert geometry.kv_fill_flops() * 4 == geometry.block_flops()
+
+
+def test_every_walked_family_has_sizes() -> None:
+    assert {small_config(family).model_type for family in FAMILIES} == set(ANATOMY)
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(BadArgument, match=r"name='pythia-3b'.*pythia-410m"):
+        geometry_named("pythia-3b")
+    config = small_config("llama")
+    config.model_type = "mamba"
+    with pytest.raises(BadArgument, match="model_type='mamba'"):
+        geometry_of(config)
+
+
+def test_no_torch_is_imported() -> None:
+    code = (
+        "import sys; from emad_ref.models.geometry import geometry_named;"
+        "import emad_ref.models.anatomy, emad_ref.meters.flops;"
+        "assert 'torch' not in sys.modules, 'import'; geometry_named('gpt2')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,210 @@
+"""What a model's name leads to, and what happens when it leads nowhere. Nothing here reaches for the network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from emad_ref.errors import BadArgument
+from emad_ref.models import loading
+from emad_ref.models.geometry import geometry_named
+from emad_ref.models.loading import HUB, ModelUnavailable, bundled_names, fingerprint_of, load
+from emad_ref.models.stepper import Stepper
+from tests.small import small_model
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = tmp_path / "mine"
+    small_model("gpt_neox", torch.float32).save_pretrained(place)
+    tokens = {f"t{i}": i for i in range(100)} | {"<end>": 100}
+    backend = Tokenizer(models.WordLevel(tokens, unk_token="t0"))
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An empty cache and offline mode, as with HF_HUB_OFFLINE=1 (read when huggingface_hub is imported)."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+
+
+class TestFolder:
+    def test_weights_tokenizer_and_geometry(self, folder: Path) -> None:
+        loaded = load(str(folder))
+        ids = torch.arange(5)[None]
+        with torch.inference_mode():
+            assert torch.equal(loaded.model(ids).logits, small_model("gpt_neox", torch.float32)(ids).logits)
+        assert loaded.tokenizer.eos_token_id == 100
+        assert not loaded.model.training
+        assert loaded.trained
+        assert loaded.geometry.layers == 6
+        assert json.loads(json.dumps(loaded.provenance))["source"] == "folder"
+        Stepper(loaded.model)
+
+    def test_float32_unless_asked(self, folder: Path) -> None:
+        assert load(str(folder)).model.dtype == torch.float32
+        loaded = load(str(folder), dtype=torch.float64)
+        assert loaded.model.dtype == torch.float64
+        assert loaded.provenance["dtype"] == "float64"
+
+    def test_without_a_tokenizer_it_is_none(self, tmp_path: Path) -> None:
+        small_model("gpt_neox", torch.float32).save_pretrained(tmp_path / "bare")
+        assert load(str(tmp_path / "bare")).tokenizer is None
+
+    def test_bin_weights_are_read_without_running_code(self, folder: Path) -> None:
+        state = small_model("gpt_neox", torch.float32).state_dict()
+        (folder / "model.safetensors").unlink()
+        torch.save(state, folder / "pytorch_model.bin")
+        assert load(str(folder)).geometry.layers == 6
+
+        class Payload:
+            def __reduce__(self) -> Any:
+                return sys.exit, ("a pickle ran",)
+
+        torch.save({**state, "x": Payload()}, folder / "pytorch_model.bin")
+        with pytest.raises(BadArgument, match="tensors and nothing else"):
+            load(str(folder))
+
+    def test_missing_weights_are_named(self, folder: Path) -> None:
+        (folder / "model.safetensors").unlink()
+        with pytest.raises(ModelUnavailable, match="pass the folder"):
+            load(str(folder))
+
+    def test_a_family_that_cannot_be_walked_is_refused_before_its_weights(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "bloom", "hidden_size": 32}')
+        with pytest.raises(BadArgument, match=r"model_type='bloom'.*gpt_neox"):
+            load(str(tmp_path))
+
+    def test_a_family_that_needs_foreign_code_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "brand_new"}')
+        with pytest.raises(BadArgument, match="without code from the repository"):
+            load(str(tmp_path))
+
+    def test_a_revision_belongs_to_the_hub(self, folder: Path) -> None:
+        with pytest.raises(BadArgument, match="revision='main'"):
+            load(str(folder), revision="main")
+
+
+class TestHub:
+    @pytest.mark.parametrize("name", ["pythia-410m", "somebody/some-model"])
+    def test_an_unreachable_hub_says_what_to_do(self, no_hub: None, name: str) -> None:
+        with pytest.raises(ModelUnavailable, match=r"download it elsewhere.*pass the folder") as caught:
+            load(name)
+        assert name in str(caught.value)
+        assert HUB.get(name, name) in str(caught.value)
+
+    @pytest.mark.parametrize("name", ["pythia-41m", "./nowhere", "/nowhere/else"])
+    def test_an_unknown_name_lists_the_known(self, name: str) -> None:
+        with pytest.raises(BadArgument, match=r"pythia-410m.*random:NAME"):
+            load(name)
+
+    def test_every_short_name_has_a_geometry(self) -> None:
+        for name in HUB:
+            assert geometry_named(name).layers > 0
+
+
+class TestBundled:
+    @pytest.fixture
+    def bundle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+        monkeypatch.setattr(loading, "weights_folder", lambda: folder.parent)
+        return folder.name
+
+    def test_named_by_folder(self, bundle: str) -> None:
+        assert bundled_names() == (bundle,)
+        loaded = load(bundle)
+        assert loaded.bundled
+        assert loaded.trained
+
+    def test_random_weights_keep_its_tokenizer(self, bundle: str) -> None:
+        loaded = load(f"random:{bundle}")
+        assert loaded.tokenizer is not None
+        assert not loaded.trained
+        assert loaded.geometry == load(bundle).geometry
+        assert loaded.fingerprint != load(bundle).fingerprint
+
+    def test_the_control_reads_with_its_tokenizer(self, bundle: str) -> None:
+        assert load("control:identity-upper").tokenizer is not None
+
+
+def test_every_bundled_model_that_can_be_walked_is() -> None:
+    for name in bundled_names():
+        if name.startswith("emad-t5"):
+            with pytest.raises(BadArgument, match="model_type"):
+                load(name)
+            continue
+        loaded = load(name)
+        assert Stepper(loaded.model).layers == loaded.geometry.layers
+        assert loaded.tokenizer is not None
+
+
+class TestRandom:
+    def test_published_geometry_without_a_download(self, no_hub: None) -> None:
+        loaded = load("random:pythia-70m")
+        assert loaded.geometry == geometry_named("pythia-70m")
+        assert not loaded.trained
+        assert loaded.tokenizer is None
+        assert loaded.provenance["seed"] == 0
+
+    def test_layers_matter(self) -> None:
+        stepper = Stepper(load("control:identity-upper", dtype=torch.float64).model)
+        states = control_states(stepper)
+        for layer in range(1, loading.IDENTITY_ABOVE + 1):
+            assert float((states[layer] - states[layer - 1]).norm() / states[layer - 1].norm()) > 0.05
+
+    def test_the_seed_draws_the_weights_and_touches_no_global_state(self) -> None:
+        torch.manual_seed(5)
+        before = torch.random.get_rng_state()
+        first, again, other = (load("control:identity-upper", seed=seed).fingerprint for seed in (0, 0, 1))
+        assert first == again != other
+        assert torch.equal(before, torch.random.get_rng_state())
+
+    def test_an_unknown_geometry_is_refused(self) -> None:
+        with pytest.raises(BadArgument, match=r"random: and one of.*pythia-70m"):
+            load("random:pythia-71m")
+
+
+def control_states(stepper: Stepper) -> list[torch.Tensor]:
+    with torch.inference_mode():
+        frame = stepper.frame(np.arange(6)[None], None)
+        states = [stepper.embed(torch.arange(6)[None], frame)]
+        for layer in range(1, stepper.layers + 1):
+            states.append(stepper.run(states[-1], layer - 1, layer, frame, None))
+    return states
+
+
+def test_the_control_loses_nothing_above_layer_four() -> None:
+    states = control_states(Stepper(load("control:identity-upper").model))
+    assert all(torch.equal(state, states[-1]) for state in states[4:])
+    assert not torch.equal(states[3], states[4])
+
+
+class TestFingerprint:
+    def test_one_weight_one_config_value_one_token(self, folder: Path) -> None:
+        loaded = load(str(folder))
+        seen = {loaded.fingerprint}
+        with torch.no_grad():
+            loaded.model.get_output_embeddings().weight[0, 0] += 1
+        seen.add(fingerprint_of(loaded.model, loaded.tokenizer))
+        loaded.model.config.layer_norm_eps *= 2
+        seen.add(fingerprint_of(loaded.model, loaded.tokenizer))
+        loaded.tokenizer.add_tokens(["new"])
+        seen.add(fingerprint_of(loaded.model, loaded.tokenizer))
+        assert len(seen) == 4
+
+    def test_the_same_wherever_it_lies(self, folder: Path, tmp_path: Path) -> None:
+        moved = tmp_path / "moved"
+        loaded = load(str(folder))
+        folder.rename(moved)
+        assert load(str(moved)).fingerprint == loaded.fingerprint

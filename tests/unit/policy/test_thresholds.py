@@ -1,0 +1,75 @@
+"""Rules are one comparison, signal ≤ τ, with other thresholds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from emad_ref.errors import BadArgument
+from emad_ref.policy.thresholds import default_probes, entropy_matched, fires, fixed_entropy
+
+TARGETS = (2.0, 1.5, 0.25)
+PROBES = (3, 6, 9)
+
+
+@pytest.mark.parametrize(
+    ("layers", "probes"),
+    [(1, ()), (4, (2,)), (6, (2, 4)), (12, (4, 8)), (24, (4, 8, 12, 16, 20)), (32, (8, 16, 24)), (40, (8, 16, 24, 32))],
+)
+def test_probes_stand_every_few_layers_and_never_at_the_last(layers, probes):
+    assert default_probes(layers) == probes
+
+
+def test_emad_lowers_every_target_by_the_margin():
+    point = entropy_matched(12, PROBES, TARGETS, 0.25)
+    assert point.thresholds == ((1.75, 1.25, 0.0),)
+    assert (point.name, point.family, point.margin_nats, point.ceiling) == ("emad m=0.25", "emad", 0.25, 12)
+
+
+def test_a_schedule_is_named_in_the_point_and_validated_by_it():
+    assert entropy_matched(12, PROBES, TARGETS, 0.1, "free_eager").name == "emad m=0.10 free_eager"
+    with pytest.raises(BadArgument, match="schedule='sideways', but expected one of monotone"):
+        entropy_matched(12, PROBES, TARGETS, 0.1, "sideways")
+
+
+def test_a_missing_target_is_refused():
+    with pytest.raises(BadArgument, match="3 values per bin, one per probe"):
+        entropy_matched(12, PROBES, TARGETS[:2])
+
+
+def test_a_fixed_threshold_is_the_same_at_every_probe():
+    point = fixed_entropy(12, PROBES, 0.7)
+    assert point.thresholds == ((0.7, 0.7, 0.7),)
+    assert point.name == "fixed h0=0.70"
+    assert fixed_entropy(12, (), 0.7).thresholds == ((),)
+
+
+@given(hnp.arrays(np.float64, (5, 3), elements=st.floats(0, 4)))
+def test_a_rule_fires_at_or_below_its_threshold(signal):
+    point = entropy_matched(12, PROBES, TARGETS)
+    expected = [[row[i] <= TARGETS[i] for i in range(3)] for row in signal]
+    assert fires(point, signal).tolist() == expected
+
+
+def test_equality_fires_and_nothing_else_that_is_close():
+    point = fixed_entropy(12, (4,), 0.7)
+    signal = np.array([0.7, np.nextafter(0.7, 1), np.nan, np.inf, -np.inf])[:, None]
+    assert fires(point, signal)[:, 0].tolist() == [True, False, False, False, True]
+
+
+def test_thresholds_are_compared_in_the_precision_of_the_signal():
+    """A float32 signal equal to float32(τ) fires, though it is above τ: decoding compares the same way."""
+    point = fixed_entropy(12, (4,), 0.3)  # float32(0.3) > 0.3
+    assert np.float32(0.3).astype(np.float64) > 0.3
+    assert fires(point, np.array([[0.3]], dtype=np.float32)).tolist() == [[True]]
+
+
+def test_thresholds_per_bin_are_refused_rather_than_read_as_one():
+    point = replace(fixed_entropy(12, (4,), 0.7), bins="position", thresholds=((0.7,), (0.1,)))
+    with pytest.raises(BadArgument, match="bins='position', but expected none; use one row"):
+        fires(point, np.zeros((2, 1)))

@@ -1,0 +1,51 @@
+"""Entropy in nats, and that logits which are no numbers are never certainty."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from scipy import stats
+
+from emad_ref.readout.signals import NotFinite, entropy_nats, require_finite
+
+
+def test_entropy_is_scipys():
+    logits = torch.randn(7, 50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
+    expected = stats.entropy(logits.softmax(-1).numpy(), axis=-1)
+    assert entropy_nats(logits).numpy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_uniform_logits_have_log_v_nats_and_certain_ones_none():
+    assert float(entropy_nats(torch.zeros(64))) == pytest.approx(math.log(64), rel=1e-6)
+    assert float(entropy_nats(torch.tensor([1000.0, 0.0, 0.0]))) == 0.0
+
+
+def test_a_masked_logit_contributes_nothing():
+    masked = torch.tensor([1.0, 2.0, -torch.inf])
+    assert float(entropy_nats(masked)) == pytest.approx(float(entropy_nats(masked[:2])), rel=1e-6)
+
+
+@pytest.mark.parametrize("bad", [[1.0, torch.nan, 0.0], [torch.nan] * 3, [1.0, torch.inf, 0.0], [-torch.inf] * 3])
+def test_what_is_no_distribution_has_no_entropy(bad):
+    """Zero here would be certainty, and every rule would fire on it."""
+    assert torch.isnan(entropy_nats(torch.tensor(bad)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_is_summed_in_float32(dtype):
+    logits = torch.randn(5000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    entropy = entropy_nats(logits)
+    assert entropy.dtype == torch.float32
+    assert float(entropy) == pytest.approx(float(entropy_nats(logits.double())), rel=1e-5)
+
+
+def test_float64_stays_float64():
+    assert entropy_nats(torch.zeros(4, dtype=torch.float64)).dtype == torch.float64
+
+
+def test_a_refusal_counts_the_bad_rows_and_names_the_place():
+    require_finite(torch.tensor([0.0, 1.0]), "after layer 3")
+    with pytest.raises(NotFinite, match="logits after layer 3: 1 of 2 rows give no finite entropy.*check the weights"):
+        require_finite(torch.tensor([0.0, torch.nan]), "after layer 3")

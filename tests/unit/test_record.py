@@ -1,0 +1,97 @@
+"""Records: rows of one sequence, sums of work, and what the protocol says without torch."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import EmadError
+from emad_ref.protocol import Capabilities, InadmissibleDepth, ModelRef, Request, Unsupported
+from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Tokens, Work
+
+
+def tokens() -> Tokens:
+    sequence = np.array([0, 1, 0, 1, 0])
+    phase = np.array([PROMPT, PROMPT, DECODE, DECODE, DECODE])
+    number = np.arange(5)
+    return Tokens(sequence, number, number + 10, number + 1, number + 1, phase, 0 * number, np.ones(5, dtype=bool))
+
+
+def work(layers: int = 3) -> Work:
+    shape = {"readout_rows": (len(READOUTS), layers), "fills": (len(FILLS), layers)}
+    arrays = {
+        f.name: np.arange(1, 1 + np.prod(shape.get(f.name, (layers,)))).reshape(shape.get(f.name, (layers,)))
+        for f in fields(Work)
+        if f.name != "encoder_tokens"
+    }
+    return Work(**arrays, encoder_tokens=7)
+
+
+def test_the_rows_of_a_sequence_keep_their_order_and_all_their_columns():
+    chosen = tokens().of(0)
+    assert len(chosen) == 3
+    assert chosen.token.tolist() == [10, 12, 14]
+    assert chosen.depth.tolist() == [1, 3, 5]
+    assert tokens().of(0, DECODE).token.tolist() == [12, 14]
+    assert len(tokens().of(2)) == 0
+
+
+def test_phases_are_indices_into_their_names():
+    assert (PHASES[PROMPT], PHASES[DECODE]) == ("prompt", "decode")
+
+
+def test_work_adds_and_subtracts_every_part():
+    twice = work() + work()
+    for part in fields(Work):
+        assert np.array_equal(getattr(twice, part.name), 2 * np.asarray(getattr(work(), part.name))), part.name
+    assert twice - work() == work()
+    assert work() - work() == Work.none(3)
+    assert work() + Work.none(3) == work()
+    assert Work.none(3).layers == 3
+
+
+def test_adding_makes_new_arrays():
+    """Sessions hand out their running sums as ``work + none``: a later step must not change what was handed out."""
+    mine = work()
+    copy = mine + Work.none(3)
+    mine.tokens[0] += 5
+    assert copy == work()
+
+
+@pytest.mark.parametrize("part", [f.name for f in fields(Work)])
+def test_any_part_that_differs_makes_work_unequal_and_is_named(part):
+    other = replace(work(), **{part: getattr(work(), part) + 1})
+    assert work() != other
+    difference = work().difference(other)
+    assert difference.startswith(f"{part}: ")
+    assert "≠" in difference
+    assert ";" not in difference
+
+
+def test_equal_work_has_no_difference_and_cannot_be_a_key():
+    assert work().difference(work()) == ""
+    assert work() != "work"
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(work())
+
+
+def test_a_model_reference_compares_by_name_and_loads_only_when_asked():
+    loaded = []
+    mine, yours = (ModelRef("emad-tiny", lambda: loaded.append(1)) for _ in range(2))
+    assert mine == yours
+    assert not loaded
+    assert "lambda" not in repr(mine)
+
+
+def test_defaults_promise_the_least():
+    assert Capabilities() == Capabilities(max_feed=1, schedules=frozenset({"monotone"}), counted=True, logit_noise=0.0)
+    defaults = {f.name: f.default for f in fields(Request)}
+    assert (defaults["max_rows"], defaults["temperature"], defaults["seed"]) == (1, 0.0, 0)
+
+
+def test_refusals_are_errors_of_this_package():
+    assert issubclass(Unsupported, EmadError)
+    assert issubclass(InadmissibleDepth, EmadError)
+    assert issubclass(InadmissibleDepth, ValueError)
