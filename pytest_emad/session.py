@@ -9,6 +9,7 @@ calls ``emad_ref`` and holds the results. Decoders come from the hook, ours like
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -49,6 +50,7 @@ GENERATED_LINE = 24  # new tokens that a one-line program may take
 MARGINS = 33  # margins in a sweep, 0 and the highest target included
 PROBED, PROBED_TOKENS = 12, 32
 PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
+NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
 BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
 BRIDGED_TOKENS = 64
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
@@ -217,20 +219,29 @@ class Evidence:
     def probing_point(self) -> OperatingPoint:
         """A point whose depth comes down in many steps on this run's text: for invariants, not for quality.
 
-        Thresholds are quantiles of the model's own entropies; among a few quantiles, the one under which short
-        documents use half the layers on average. Shallow probes, because there depth changes what is emitted.
+        Thresholds are quantiles of the model's own entropies. Among a few quantiles it is the one under which short
+        documents use half the layers on average, as long as hardly any signal lies so near its threshold that rounding
+        decides. Shallow probes, because there depth changes what is emitted.
         """
         short = [TokenSequence(s.tokens[:PROBED_TOKENS]) for s in self.sequences("validate", PROBED)]
         trace = take_trace(self.stepper, short)
         layers = self.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
         entropy = trace.entropy_nats[:, np.array(probes) - 1]
+        candidates = []
+        for quantile in PROBING_QUANTILES:
+            thresholds = np.quantile(entropy, quantile, axis=0)
+            point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
+            near = float((np.abs(entropy - thresholds) <= self.tolerance).any(axis=1).mean())
+            away = abs(float(depths(trace, point).mean()) - layers / 2)
+            candidates.append((max(near, NEAR_TIES), away, quantile, point))
+        return min(candidates)[-1]
 
-        def point(quantile: float) -> OperatingPoint:
-            thresholds = tuple(float(value) for value in np.quantile(entropy, quantile, axis=0))
-            return OperatingPoint("probing", "quantile", layers, layers, probes, (thresholds,))
-
-        return min(map(point, PROBING_QUANTILES), key=lambda p: abs(depths(trace, p).mean() - layers / 2))
+    @cached_property
+    def shallow_point(self) -> OperatingPoint:
+        """Every token exits after the first third of the layers: depth matters most, and full-depth tokens show."""
+        layers = self.stepper.layers
+        return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((sys.float_info.max,),))
 
     def at(self, loss: Loss, tasks: Sequence[str] | None = None) -> PointEvidence:
         """What F1 judges at a point: perplexity per document and answers per item, against full depth."""

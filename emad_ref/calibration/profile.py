@@ -175,4 +175,5 @@ def load_profile(path: Path) -> Profile:
             raise BadProfile(
                 f"profile={str(path)!r} has {name}={data[name]!r}, but expected {expected}; calibrate again"
             )
-    return Profile(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return Profile(**given)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -138,7 +139,7 @@ def trace_batch(stepper: Stepper, batch: Sequence[TokenSequence]) -> Trace:
         decided[row, sequence.adaptive_from : len(sequence.tokens) - 1] = True
     chosen = torch.from_numpy(decided).to(stepper.device)
     target = torch.roll(ids, -1, dims=1)[chosen]
-    columns: dict[str, list[NDArray]] = {"entropy_nats": [], "nll_nats": [], "top1": [], "top1_probability": []}
+    columns: dict[str, list[NDArray[Any]]] = {"entropy_nats": [], "nll_nats": [], "top1": [], "top1_probability": []}
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, None)
         logits = stepper.logits(hidden[chosen]).float()

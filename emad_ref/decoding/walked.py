@@ -103,7 +103,7 @@ class WalkedSession:
 
     def close(self) -> None:
         self._open = False
-        self._cache = None
+        self._cache = self._stepper.new_cache(1, 1)  # buffers are made at the first write: this one holds none
 
     # ------------------------------------------------------------ used by the timed path
 
@@ -138,7 +138,7 @@ class WalkedSession:
         widest = int(lengths.max())
         tokens = np.zeros((len(rows), widest), dtype=np.int64)
         for i, row in enumerate(rows):
-            tokens[i, : lengths[row]] = heads[row]
+            tokens[i, : lengths[row]] = heads[int(row)]
         positions = np.broadcast_to(np.arange(widest), tokens.shape)
         frame = self._stepper.frame(positions, self._cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling

@@ -243,7 +243,8 @@ PASSAGES = ((0.38, premise), (0.16, charts), (0.14, mixed), (0.12, inventory), (
 def curriculum(rng: random.Random) -> str:
     """What the bundled models are trained on: both corpora and the tasks' passages in fixed shares."""
     weights, makers = zip(*PASSAGES, strict=True)
-    return rng.choices(makers, weights)[0](rng)
+    maker: Callable[[random.Random], str] = rng.choices(makers, weights)[0]
+    return maker(rng)
 
 
 CORPORA: dict[str, Callable[[random.Random], str]] = {

@@ -101,7 +101,7 @@ def initial_model(recipe: Recipe) -> GPTNeoXForCausalLM:
         num_attention_heads=recipe.heads,
         intermediate_size=4 * recipe.hidden,
         max_position_embeddings=512,
-        rotary_pct=0.25,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
         bos_token_id=0,
         eos_token_id=0,
         tie_word_embeddings=False,
@@ -168,8 +168,8 @@ def train(recipe: Recipe, out: Path) -> float:
         loss, last = loss_of(model, recipe, ids)
         if not torch.isfinite(loss):
             raise Diverged(
-                f"loss={float(loss.detach())} at step {step} of {recipe.name}, but expected a finite number; lower matrix_rate "
-                f"({recipe.matrix_rate}) or other_rate ({recipe.other_rate})"
+                f"loss={float(loss.detach())} at step {step} of {recipe.name}, but expected a finite number; "
+                f"lower matrix_rate ({recipe.matrix_rate}) or other_rate ({recipe.other_rate})"
             )
         model.zero_grad()
         loss.backward()

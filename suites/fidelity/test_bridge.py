@@ -13,8 +13,9 @@ def test_teacher_forced_depths_and_losses_are_replays(emad_evidence, emad_audit)
     emad_audit(emad_evidence.bridge)
 
 
-def test_generated_tokens_are_the_argmax_at_their_depths(emad_evidence, emad_audit):
-    point = emad_evidence.probing_point
+@pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
+def test_generated_tokens_are_the_argmax_at_their_depths(emad_evidence, emad_audit, kind):
+    point = getattr(emad_evidence, kind)
     prompts = emad_evidence.prompts(ROWS, LENGTH)
     with emad_evidence.open(point, max_rows=ROWS) as decoder:
         emad_audit(

@@ -151,6 +151,14 @@ def test_a_recipe_gives_the_same_weights_each_time_and_another_seed_gives_others
     assert all(not torch.equal(weights(first)[name], weights(other)[name]) for name in matrices)
 
 
+def test_initial_weights_come_from_the_seed_alone():
+    first, again, other = (
+        initial_model(replace(MICRO, seed=seed)).get_output_embeddings().weight for seed in (3, 3, 4)
+    )
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
 def test_training_leaves_the_callers_generator_alone(quick, tmp_path):
     torch.manual_seed(5)
     expected = torch.rand(3)

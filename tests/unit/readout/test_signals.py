@@ -47,5 +47,5 @@ def test_float64_stays_float64():
 
 def test_a_refusal_counts_the_bad_rows_and_names_the_place():
     require_finite(torch.tensor([0.0, 1.0]), "after layer 3")
-    with pytest.raises(NotFinite, match="logits after layer 3: 1 of 2 rows give no finite entropy.*check the weights"):
+    with pytest.raises(NotFinite, match=r"logits after layer 3: 1 of 2 rows give no finite entropy.*check the weights"):
         require_finite(torch.tensor([0.0, torch.nan]), "after layer 3")

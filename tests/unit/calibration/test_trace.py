@@ -1,0 +1,172 @@
+"""The lens trace: which positions it decides, and that its columns are what plain logits say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.trace import (
+    EmptyCorpus,
+    TokenSequence,
+    batched,
+    joined,
+    lens_logits,
+    padded,
+    stream,
+    take_trace,
+    trace_batch,
+    windows,
+)
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.readout.signals import NotFinite
+from tests.small import LAYERS, VOCABULARY, small_model
+
+ROUNDING = 1e-5  # traces hold float32
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    return Stepper(small_model("gpt_neox"))
+
+
+def sequence(length, start=0, seed=0):
+    return TokenSequence(np.random.default_rng(seed).integers(0, VOCABULARY, length), start)
+
+
+# ---------------------------------------------------------------- windows
+
+
+def cut(lengths, window, opening, limit=None):
+    documents = [100 * i + np.arange(n) for i, n in enumerate(lengths)]
+    return [s.tokens.tolist() for s in windows(documents, window, opening, limit)]
+
+
+def test_a_document_is_cut_into_windows_that_each_open_anew():
+    assert cut([5], 3, 9) == [[9, 0, 1], [9, 2, 3], [9, 4]]
+    assert cut([5], 3, None) == [[0, 1, 2], [3, 4]]
+
+
+def test_documents_never_share_a_window():
+    assert cut([2, 2], 10, 9) == [[9, 0, 1], [9, 100, 101]]
+
+
+def test_a_piece_in_which_nothing_is_predicted_is_left_out():
+    assert cut([4, 1, 0], 3, None) == [[0, 1, 2]]
+    assert cut([1, 0], 3, 9) == [[9, 0]]
+
+
+def test_the_limit_counts_windows_and_reads_no_further():
+    assert cut([5, 5], 3, 9, limit=2) == [[9, 0, 1], [9, 2, 3]]
+    endless = (np.arange(4) for _ in iter(int, 1))
+    assert len(list(windows(endless, 8, None, 3))) == 3
+    assert cut([5], 3, 9, limit=0) == []
+
+
+def test_windows_start_at_full_depth_and_decide_from_their_first_token():
+    assert [s.adaptive_from for s in windows([np.arange(6)], 3, 9)] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("window", [1, 0, -4])
+def test_a_window_that_predicts_nothing_is_refused_at_once(window):
+    with pytest.raises(BadArgument, match=f"window={window}, but expected at least 2 tokens"):
+        windows([np.arange(5)], window, 9)
+
+
+def test_a_negative_limit_is_refused():
+    with pytest.raises(BadArgument, match="limit=-1, but expected a count of windows ≥ 0"):
+        windows([np.arange(5)], 4, 9, -1)
+
+
+# ---------------------------------------------------------------- batches
+
+
+def test_batches_keep_the_order_and_stay_within_their_size_after_padding():
+    sequences = [sequence(n) for n in (5, 9, 3, 20, 4, 4)]
+    batches = list(batched(sequences, 20))
+    assert [s for batch in batches for s in batch] == sequences
+    assert [len(batch) for batch in batches] == [2, 1, 1, 2]
+    assert all(padded(batch)[0].size <= 20 for batch in batches)
+
+
+def test_a_sequence_longer_than_a_batch_goes_alone():
+    assert [len(batch) for batch in batched([sequence(50), sequence(50)], 20)] == [1, 1]
+
+
+def test_padding_stands_on_the_right():
+    tokens, lengths = padded([TokenSequence(np.array([7, 8, 9])), TokenSequence(np.array([5, 6]))])
+    assert tokens.tolist() == [[7, 8, 9], [5, 6, 0]]
+    assert lengths.tolist() == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("length", "start", "message"),
+    [
+        (1, 0, "at least two tokens; nothing is predicted in it"),
+        (0, 0, "at least two tokens"),
+        (5, 4, "adaptive_from=4, but expected a position in 0–3; nothing is decided"),
+        (5, -1, "adaptive_from=-1"),
+    ],
+)
+def test_a_sequence_in_which_nothing_is_decided_is_refused(length, start, message):
+    with pytest.raises(BadArgument, match=message):
+        list(batched([sequence(length, start)]))
+
+
+# ---------------------------------------------------------------- the trace itself
+
+
+def test_every_column_is_what_the_logits_of_a_plain_pass_say(stepper):
+    one = sequence(20, 6)
+    trace = take_trace(stepper, [one])
+    logits = torch.from_numpy(lens_logits(stepper, one.tokens))[6:-1]
+    log_p = logits.log_softmax(-1)
+    target = torch.from_numpy(one.tokens[7:])
+    assert np.abs(trace.entropy_nats - -(log_p.exp() * log_p).sum(-1).numpy()).max() < ROUNDING
+    expected = -log_p.gather(-1, target[:, None, None].expand(-1, LAYERS, 1))[..., 0]
+    assert np.abs(trace.nll_nats - expected.numpy()).max() < ROUNDING
+    assert trace.top1.tolist() == logits.argmax(-1).tolist()
+    assert np.abs(trace.top1_probability - log_p.exp().amax(-1).numpy()).max() < ROUNDING
+    assert trace.token.tolist() == one.tokens[6:-1].tolist()
+    assert trace.target.tolist() == target.tolist()
+    assert trace.position.tolist() == list(range(6, 19))
+
+
+def test_the_last_layer_of_the_lens_is_the_model_itself(stepper):
+    one = sequence(20)
+    with torch.inference_mode():
+        theirs = stepper.model(torch.from_numpy(one.tokens)[None]).logits[0].numpy()
+    assert np.abs(lens_logits(stepper, one.tokens)[:, -1] - theirs).max() < 1e-9
+
+
+def test_rows_belong_to_their_sequences(stepper):
+    trace = take_trace(stepper, [sequence(6, 0), sequence(9, 4, 1), sequence(2, 0, 2)])
+    assert trace.lengths.tolist() == [5, 4, 1]
+    assert trace.starts.tolist() == [0, 5, 9, 10]
+    assert trace.prompts.tolist() == [0, 4, 0]
+    assert trace.sequence.tolist() == [0] * 5 + [1] * 4 + [2]
+    assert (len(trace), trace.layers, trace.sequences) == (10, LAYERS, 3)
+
+
+def test_streamed_parts_join_to_the_whole(stepper):
+    sequences = [sequence(6, 0), sequence(9, 4, 1), sequence(5, 2, 2)]
+    parts = [trace_batch(stepper, [s]) for s in sequences]
+    whole, together = joined(parts), next(stream(stepper, sequences))
+    assert whole.starts.tolist() == together.starts.tolist()
+    assert whole.target.tolist() == together.target.tolist()
+    assert np.abs(whole.nll_nats - together.nll_nats).max() < ROUNDING
+
+
+def test_an_empty_corpus_is_an_error_and_not_an_average_of_nothing(stepper):
+    with pytest.raises(EmptyCorpus, match="at least one document of two tokens; check the source and the split"):
+        take_trace(stepper, [])
+
+
+def test_logits_that_are_no_numbers_are_refused_by_layer():
+    model = small_model("gpt_neox")
+    broken = Stepper(model)
+    with torch.no_grad():
+        model.gpt_neox.layers[2].mlp.dense_4h_to_h.bias[0] = torch.nan
+    with pytest.raises(NotFinite, match="logits after layer 3: 5 of 5 rows give no finite entropy"):
+        take_trace(broken, [sequence(6)])

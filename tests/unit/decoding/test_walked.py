@@ -1,0 +1,376 @@
+"""Our decoder at its edges: bad input refused with the session as it was, and records that fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.trace import lens_logits
+from emad_ref.decoding.walked import Closed, WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.protocol import InadmissibleDepth, Prompt
+from emad_ref.readout.signals import NotFinite
+from emad_ref.record import DECODE, PROMPT, Work
+from tests.small import LAYERS, VOCABULARY, small_model
+
+POSITIONS = 128
+HISTORY = np.array([5, 9, 2, 44])
+EXACT = 1e-9  # float64: the same operations in batches of another shape
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    return Stepper(small_model("gpt_neox"))
+
+
+@pytest.fixture(scope="module")
+def point(stepper):
+    """Fires for about a third of random tokens at each probe."""
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, 60)
+    logits = torch.from_numpy(lens_logits(stepper, tokens))
+    entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1).numpy()
+    thresholds = tuple(float(np.quantile(entropy[:, probe - 1], 0.3)) for probe in (2, 4))
+    return OperatingPoint("third", "quantile", LAYERS, LAYERS, (2, 4), (thresholds,))
+
+
+def prompt(*tokens):
+    return Prompt(np.array(tokens, dtype=np.int64))
+
+
+def opened(stepper, point, *prompts):
+    return WalkedDecoder(stepper, point, max_rows=8).start(prompts or [Prompt(HISTORY)])
+
+
+def state(session):
+    return session.length.tolist(), session.cap.tolist(), session.work
+
+
+# ---------------------------------------------------------------- what start and generate refuse
+
+BAD_PROMPTS = [
+    ([], "prompts='0 prompts', but expected 1–2"),
+    ([prompt(1)] * 3, "prompts='3 prompts', but expected 1–2; ask for a larger max_rows"),
+    (
+        [prompt(1), prompt()],
+        r"prompts\[1\]=\[\], but expected at least one token; start with the model's opening token",
+    ),
+    ([prompt(VOCABULARY)], f"tokens={VOCABULARY}, but expected ids in 0–{VOCABULARY - 1}; is this the model's own"),
+    ([prompt(3, -1)], "tokens=-1, but expected ids in 0–"),
+    ([prompt(1), prompt(2, VOCABULARY, 3)], f"tokens={VOCABULARY}"),
+    ([Prompt(np.array([1.5]))], r"prompts\[0\]='float64', but expected integers"),
+    ([Prompt(np.array([True]))], r"prompts\[0\]='bool', but expected integers"),
+    ([Prompt(np.array([[1, 2]]))], r"prompts\[0\]=\(1, 2\), but expected shape \[n\]"),
+    ([Prompt(np.array([1]), source=np.array([1]))], r"prompts\[0\].source=.*no encoder to read it"),
+    ([prompt(*[1] * (POSITIONS + 1))], f"positions={POSITIONS + 1}, but expected at most {POSITIONS}"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "message"), BAD_PROMPTS)
+def test_prompts_that_cannot_be_read_are_refused(stepper, point, prompts, message):
+    decoder = WalkedDecoder(stepper, point, max_rows=2)
+    with pytest.raises(BadArgument, match=message):
+        decoder.start(prompts)
+    with pytest.raises(BadArgument, match=message):
+        decoder.generate(prompts, 1)
+
+
+def test_a_prompt_may_fill_every_position_and_generation_may_end_at_the_last(stepper, point):
+    decoder = WalkedDecoder(stepper, point)
+    decoder.start([prompt(*[1] * POSITIONS)])
+    assert len(decoder.generate([prompt(*[1] * (POSITIONS - 2))], 3).emitted[0]) == 3
+    with pytest.raises(BadArgument, match=f"positions={POSITIONS + 1}.*ask for fewer tokens"):
+        decoder.generate([prompt(*[1] * (POSITIONS - 2))], 4)
+
+
+@pytest.mark.parametrize("max_new", [0, -1])
+def test_nothing_to_generate_is_refused(stepper, point, max_new):
+    with pytest.raises(BadArgument, match=f"max_new={max_new}, but expected at least one new token"):
+        WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], max_new)
+
+
+def test_a_point_of_another_model_is_refused(stepper, point):
+    with pytest.raises(BadArgument, match=r"point\.layers=7, but expected 6, the layers of this model"):
+        WalkedDecoder(stepper, full_depth(LAYERS + 1))
+    with pytest.raises(BadArgument, match="bins='position', but expected none"):
+        WalkedDecoder(stepper, replace(point, bins="position", thresholds=point.thresholds * 2))
+
+
+# ---------------------------------------------------------------- what a session refuses, unchanged
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([[VOCABULARY]], f"tokens={VOCABULARY}, but expected ids in 0–{VOCABULARY - 1}"),
+        ([[-1]], "tokens=-1"),
+        ([[1], [2]], r"tokens=\(2, 1\), but expected shape \[1, n ≥ 1\]"),
+        ([1], r"tokens=\(1,\), but expected shape"),
+        (np.zeros((1, 0), dtype=int), r"tokens=\(1, 0\), but expected shape"),
+        ([[1.0]], "tokens='float64', but expected integers"),
+        ([[1] * (POSITIONS - 3)], f"positions={POSITIONS + 1}, but expected at most {POSITIONS}"),
+    ],
+)
+def test_tokens_that_cannot_be_fed_leave_the_session_as_it_was(stepper, point, tokens, message):
+    session, _ = opened(stepper, point)
+    before = state(session)
+    with pytest.raises(BadArgument, match=message):
+        session.feed(np.asarray(tokens))
+    assert state(session) == before
+
+
+@pytest.mark.parametrize(
+    ("depth", "message"),
+    [
+        ([[0]], r"depth\[0, 0\]=0, but row 0 admits 1–4 here"),
+        ([[5]], r"depth\[0, 0\]=5, but row 0 admits 1–4 here; under the monotone schedule depth never rises"),
+        ([[LAYERS + 1]], "admits 1–4 here"),
+        ([[3, 4]], r"depth\[0, 1\]=4, but row 0 admits 1–3 here"),
+        ([[4, -1]], r"depth\[0, 1\]=-1"),
+    ],
+)
+def test_an_inadmissible_depth_leaves_the_session_as_it_was(stepper, point, depth, message):
+    session, _ = opened(stepper, point)
+    session.rollback(np.array([3]))
+    session.feed(HISTORY[None, 3:], np.array([[4]]))
+    before, depth = state(session), np.array(depth)
+    with pytest.raises(InadmissibleDepth, match=message):
+        session.feed(np.full(depth.shape, 7), depth)
+    assert state(session) == before
+    undisturbed, _ = opened(stepper, point)
+    undisturbed.rollback(np.array([3]))
+    undisturbed.feed(HISTORY[None, 3:], np.array([[4]]))
+    one, other = (s.feed(np.array([[7]]), np.array([[4]])) for s in (session, undisturbed))
+    assert np.array_equal(one.logits, other.logits)
+
+
+def test_free_depth_may_rise_up_to_the_ceiling(stepper, point):
+    session, _ = opened(stepper, replace(point, schedule="free_eager"))
+    step = session.feed(np.array([[7, 8, 9]]), np.array([[2, LAYERS, 3]]))
+    assert step.depth.tolist() == [[2, LAYERS, 3]]
+    assert session.cap.tolist() == [LAYERS]
+    with pytest.raises(InadmissibleDepth, match=f"row 0 admits 1–{LAYERS} here"):
+        session.feed(np.array([[7]]), np.array([[LAYERS + 1]]))
+
+
+@pytest.mark.parametrize(("depth", "message"), [([[2, 2]], "the shape of tokens"), ([[2.0]], "depth='float64'")])
+def test_depths_of_another_shape_or_kind_are_refused(stepper, point, depth, message):
+    session, _ = opened(stepper, point)
+    with pytest.raises(BadArgument, match=message):
+        session.feed(np.array([[7]]), np.array(depth))
+
+
+def test_a_chunk_at_forced_depths_is_its_tokens_one_by_one(stepper, point):
+    tokens, depth = np.array([[7, 8, 9]]), np.array([[4, 4, 4]])
+    chunk = opened(stepper, point)[0]
+    single = opened(stepper, point)[0]
+    for session in (chunk, single):
+        session.rollback(np.array([3]))
+    whole = chunk.feed(tokens, depth)
+    parts = [single.feed(tokens[:, [i]], depth[:, [i]]) for i in range(3)]
+    assert np.abs(whole.logits - np.concatenate([p.logits for p in parts], axis=1)).max() < EXACT
+    assert whole.depth.tolist() == [[4, 4, 4]]
+    assert whole.signal.shape == (1, 3, 2)
+    assert np.isnan(whole.signal).all()
+
+
+@pytest.mark.parametrize("verb", ["rollback", "commit"])
+@pytest.mark.parametrize("length", [[5], [0], [-1], [3, 3], [2.0]])
+def test_lengths_that_were_never_held_are_refused(stepper, point, verb, length):
+    session, _ = opened(stepper, point)
+    before = state(session)
+    with pytest.raises(BadArgument, match="length="):
+        getattr(session, verb)(np.array(length))
+    assert state(session) == before
+
+
+def test_nothing_goes_back_behind_a_commitment(stepper, point):
+    session, _ = opened(stepper, point)
+    session.commit(np.array([3]))
+    session.rollback(np.array([3]))
+    with pytest.raises(BadArgument, match=r"length=\[2\].*between the committed \[3\] and the held \[3\].*a rollback"):
+        session.rollback(np.array([2]))
+
+
+def test_rollback_gives_back_tokens_and_cap_and_keeps_the_work(stepper, point):
+    session, first = opened(stepper, point)
+    before = state(session)
+    session.feed(np.array([[7, 8]]), np.array([[2, 1]]))
+    assert session.cap.tolist() == [1]
+    spent = session.work
+    session.rollback(np.array([4]))
+    assert state(session)[:2] == before[:2]
+    assert session.work == spent
+    assert session.cap.tolist() == first.depth[:, 0].tolist()
+
+
+@pytest.mark.parametrize("rows", [[2], [-1], [0, 1], [True, False], [0.0]])
+def test_rows_that_cannot_be_dropped_are_refused(stepper, point, rows):
+    session, _ = opened(stepper, point, Prompt(HISTORY), prompt(3))
+    before = state(session)
+    with pytest.raises(BadArgument, match="rows="):
+        session.drop(np.array(rows))
+    assert state(session) == before
+
+
+def test_dropped_rows_leave_the_others_as_they_were(stepper, point):
+    prompts = [Prompt(HISTORY), prompt(3), prompt(8, 8)]
+    session, _ = opened(stepper, point, *prompts)
+    whole, _ = opened(stepper, point, *prompts)
+    session.drop(np.array([0]))
+    assert session.length.tolist() == [1, 2]
+    kept = session.feed(np.array([[6], [7]]))
+    reference = whole.feed(np.array([[5], [6], [7]]))
+    assert kept.depth.tolist() == reference.depth[1:].tolist()
+    assert np.abs(kept.logits - reference.logits[1:]).max() < EXACT
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda s: s.feed(np.array([[7]])),
+        lambda s: s.rollback(np.array([4])),
+        lambda s: s.commit(np.array([4])),
+        lambda s: s.drop(np.array([0])),
+    ],
+)
+def test_a_closed_session_says_so(stepper, point, use):
+    session, _ = opened(stepper, point)
+    session.close()
+    session.close()
+    with pytest.raises(Closed, match="session=closed, but expected an open one; start"):
+        use(session)
+
+
+def test_the_work_handed_out_does_not_change_later(stepper, point):
+    session, _ = opened(stepper, point)
+    handed = session.work
+    copy = handed + Work.none(LAYERS)
+    session.feed(np.array([[7]]))
+    assert handed == copy
+    assert session.work != copy
+
+
+# ---------------------------------------------------------------- logits that are no numbers
+
+
+@pytest.fixture
+def poisoned():
+    """A model whose layer 5 writes NaN, found only after its construction was checked."""
+    model = small_model("gpt_neox")
+    stepper = Stepper(model)
+    with torch.no_grad():
+        model.gpt_neox.layers[4].mlp.dense_4h_to_h.bias[0] = torch.nan
+    return stepper
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_are_an_error_and_not_a_token(poisoned, point, temperature):
+    for tried in (full_depth(LAYERS), truncated(LAYERS, 5), replace(point, thresholds=((-1.0, -1.0),))):
+        decoder = WalkedDecoder(poisoned, tried, temperature=temperature)
+        with pytest.raises(NotFinite, match="logits at the depth of emission: 1 of 1 rows"):
+            decoder.generate([Prompt(HISTORY)], 2)
+        with pytest.raises(NotFinite):
+            decoder.start([Prompt(HISTORY)])
+
+
+def test_nan_at_a_probe_is_an_error_and_not_an_exit(poisoned):
+    probing = OperatingPoint("p", "emad", LAYERS, LAYERS, (5,), ((9.0,),))
+    with pytest.raises(NotFinite, match="logits after layer 5"):
+        WalkedDecoder(poisoned, probing).generate([Prompt(HISTORY)], 2)
+
+
+def test_layers_that_are_not_run_poison_nothing(poisoned):
+    assert len(WalkedDecoder(poisoned, truncated(LAYERS, 4)).generate([Prompt(HISTORY)], 2).emitted[0]) == 2
+
+
+# ---------------------------------------------------------------- generate
+
+
+def test_a_row_ends_with_its_stop_token_or_at_max_new(stepper, point):
+    decoder = WalkedDecoder(stepper, point, max_rows=2)
+    free = decoder.generate([Prompt(HISTORY)], 12).emitted[0].tolist()
+    end = free[5]
+    stopped = decoder.generate([Prompt(HISTORY)], 12, frozenset({end}))
+    assert stopped.emitted[0].tolist() == free[: free.index(end) + 1]
+    assert stopped.stop == ["stop token"]
+    capped = decoder.generate([Prompt(HISTORY)], 4)
+    assert capped.emitted[0].tolist() == free[:4]
+    assert capped.stop == ["length"]
+
+
+def test_a_stop_token_at_max_new_is_a_stop_token(stepper, point):
+    decoder = WalkedDecoder(stepper, point)
+    first = int(decoder.generate([Prompt(HISTORY)], 1).emitted[0][0])
+    assert decoder.generate([Prompt(HISTORY)], 1, frozenset({first})).stop == ["stop token"]
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
+def test_a_record_holds_together(stepper, point, schedule):
+    prompts = [Prompt(HISTORY), prompt(7), prompt(3, 1, 4, 1, 5)]
+    decoder = WalkedDecoder(stepper, replace(point, schedule=schedule), max_rows=3)
+    record = decoder.generate(prompts, 10, frozenset({11}))
+    assert record.signal.shape == (len(record.tokens), 2)
+    assert record.tokens.kept.all()
+    assert set(record.tokens.model.tolist()) == {0}
+    for row, given in enumerate(prompts):
+        mine = record.tokens.of(row)
+        history = [*given.tokens.tolist(), *record.emitted[row].tolist()]
+        assert mine.token.tolist() == history[:-1], "every token but the last emitted was fed, once"
+        assert mine.position.tolist() == list(range(len(history) - 1))
+        assert mine.phase.tolist() == [PROMPT] * (len(given.tokens) - 1) + [DECODE] * len(record.emitted[row])
+        assert mine.depth[mine.phase == PROMPT].tolist() == [LAYERS] * (len(given.tokens) - 1)
+        assert (mine.depth <= mine.cap).all()
+        decode = record.tokens.of(row, DECODE)
+        caps = [LAYERS, *decode.depth[:-1].tolist()] if schedule == "monotone" else [LAYERS] * len(decode)
+        assert decode.cap.tolist() == caps
+
+
+def test_signals_are_those_compared_and_unread_ones_are_nan(stepper, point):
+    record = WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], 20)
+    for depth, cap, phase, signal in zip(
+        record.tokens.depth, record.tokens.cap, record.tokens.phase, record.signal, strict=True
+    ):
+        for probe, value, threshold in zip(point.probes, signal, point.thresholds[0], strict=True):
+            read = phase == DECODE and probe <= min(depth, cap)
+            assert np.isnan(value) != read
+            if read and probe < cap:  # at its cap a row stops, fired or not
+                assert (value <= np.float32(threshold)) == (probe == depth)
+    assert len(set(record.tokens.depth.tolist())) > 1, "the drawn case must exit somewhere"
+
+
+def test_work_of_the_prompt_is_part_of_the_whole(stepper, point):
+    record = WalkedDecoder(stepper, point).generate([Prompt(HISTORY)], 1)
+    assert record.prompt_work[0].tokens.tolist() == [3] * LAYERS
+    assert record.prompt_work[0].context.tolist() == [9] * LAYERS
+    decode = record.work[0] - record.prompt_work[0]
+    depth = int(record.tokens.of(0, DECODE).depth[0])
+    assert decode.tokens.tolist() == [1] * depth + [0] * (LAYERS - depth)
+
+
+def test_sampling_follows_the_seed_and_each_row_its_own(stepper, point):
+    def sampled(seed, rows):
+        decoder = WalkedDecoder(stepper, point, seed=seed, max_rows=4, temperature=1.0)
+        return [e.tolist() for e in decoder.generate([Prompt(HISTORY)] * rows, 8).emitted]
+
+    assert sampled(1, 2) == sampled(1, 2)
+    assert sampled(1, 2) != sampled(2, 2)
+    assert sampled(1, 3)[:2] == sampled(1, 2)
+    assert sampled(1, 2)[0] != sampled(1, 2)[1]
+
+
+def test_capabilities_promise_what_was_tried(stepper, point):
+    decoder = WalkedDecoder(stepper, point)
+    assert decoder.capabilities.counted
+    assert decoder.capabilities.schedules == {"monotone", "free_eager"}
+    session, _ = decoder.start([Prompt(HISTORY)])
+    assert session.feed(np.full((1, decoder.capabilities.max_feed), 7)).depth.shape == (
+        1,
+        decoder.capabilities.max_feed,
+    )
+    decoder.synchronize()
+    decoder.close()

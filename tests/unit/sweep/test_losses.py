@@ -1,0 +1,101 @@
+"""The loss table against sums written out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import geometry_of
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.record import Work
+from emad_ref.sweep.losses import loss_table
+from tests.small import LAYERS, small_config
+
+GEOMETRY = geometry_of(small_config("gpt_neox"))
+ADAPTIVE = OperatingPoint("half", "emad", LAYERS, LAYERS, (2, 4), ((0.5, 0.5),))
+
+
+@pytest.fixture(scope="module")
+def trace():
+    """Two sequences, of 3 and 2 decided positions after prompts of 0 and 4."""
+    entropy = np.full((5, LAYERS), 1.0, dtype=np.float32)
+    entropy[1, 3] = 0.4  # position 1 leaves at layer 4, hence position 2 as well
+    entropy[3, 1] = 0.4  # the second sequence leaves at layer 2 at once
+    nll = np.arange(5 * LAYERS, dtype=np.float32).reshape(5, LAYERS) / 50
+    number = np.arange(5)
+    return Trace(
+        entropy_nats=entropy,
+        nll_nats=nll,
+        top1=np.zeros((5, LAYERS), dtype=np.int32),
+        top1_probability=nll,
+        token=number,
+        target=number,
+        position=np.array([0, 1, 2, 4, 5]),
+        starts=np.array([0, 3, 5]),
+        prompts=np.array([0, 4]),
+    )
+
+
+DEPTHS = [LAYERS, 4, 4, 2, 2]
+
+
+def test_quality_is_that_of_the_depths_taken(trace):
+    (row,) = loss_table(trace, GEOMETRY, [ADAPTIVE])
+    at_depth = trace.nll_nats[np.arange(5), np.array(DEPTHS) - 1].astype(np.float64)
+    at_full = trace.nll_nats[:, -1].astype(np.float64)
+    assert row.nll_nats == pytest.approx([at_depth[:3].sum(), at_depth[3:].sum()])
+    assert row.perplexity == pytest.approx(np.exp(at_depth.sum() / 5))
+    assert row.perplexity_rise == pytest.approx(np.exp(at_depth.mean()) / np.exp(at_full.mean()) - 1)
+    assert row.point is ADAPTIVE
+
+
+def test_depths_are_described_by_their_mean_percentiles_and_shares(trace):
+    (row,) = loss_table(trace, GEOMETRY, [ADAPTIVE])
+    assert row.mean_depth == pytest.approx(np.mean(DEPTHS))
+    assert (row.depth_p50, row.depth_p90) == (np.percentile(DEPTHS, 50), np.percentile(DEPTHS, 90))
+    assert row.depth_shares == {2: 0.4, 4: 0.4, 6: 0.2}
+
+
+def work_by_hand(depths, reads):
+    """Single-token steps: a block per layer up to the depth, a context of position + 1, and the readouts executed."""
+    work = Work.none(LAYERS)
+    for position, depth, layers in zip([0, 1, 2, 4, 5], depths, reads, strict=True):
+        work.tokens[:depth] += 1
+        work.context[:depth] += position + 1
+        for layer in layers:
+            work.readout_rows[0, layer - 1] += 1
+    return flops(work, GEOMETRY)
+
+
+def test_reductions_are_shares_of_full_depth_of_the_same_steps_and_net_charges_the_probes(trace):
+    (row,) = loss_table(trace, GEOMETRY, [ADAPTIVE])
+    full = work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
+    mine = work_by_hand(DEPTHS, [[2, 4, 6], [2, 4], [2, 4], [2], [2]])
+    assert row.gross_reduction == pytest.approx(1 - mine.gross / full.gross)
+    assert row.net_reduction == pytest.approx(1 - mine.total / full.total)
+    assert row.net_reduction < row.gross_reduction
+
+
+def test_full_depth_loses_and_saves_nothing(trace):
+    (row,) = loss_table(trace, GEOMETRY, [full_depth(LAYERS)])
+    assert (row.perplexity_rise, row.gross_reduction, row.net_reduction) == (0.0, 0.0, 0.0)
+    assert row.depth_shares == {LAYERS: 1.0}
+
+
+def test_probes_that_never_fire_cost_and_save_nothing(trace):
+    (row,) = loss_table(trace, GEOMETRY, [replace(ADAPTIVE, thresholds=((-1.0, -1.0),))])
+    assert row.perplexity_rise == 0.0
+    assert row.gross_reduction == 0.0
+    assert row.net_reduction < 0.0
+
+
+def test_rows_come_in_the_order_of_the_points(trace):
+    points = [truncated(LAYERS, 2), full_depth(LAYERS), ADAPTIVE, truncated(LAYERS, 5)]
+    table = loss_table(trace, GEOMETRY, iter(points))
+    assert [row.point for row in table] == points
+    assert table[0].mean_depth == 2.0
+    assert loss_table(trace, GEOMETRY, []) == []

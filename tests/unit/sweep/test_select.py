@@ -1,0 +1,57 @@
+"""Selection: the least depth within both bounds, or none, said as None."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from emad_ref.point import truncated
+from emad_ref.sweep.losses import Loss
+from emad_ref.sweep.select import cheapest_within_bounds, equal_flops, within_bounds
+
+
+def row(perplexity, reference, depth=6.0, saved=0.2):
+    rise = perplexity / reference - 1
+    return Loss(truncated(12, 6), depth, depth, depth, {6: 1.0}, saved, saved, np.zeros(1), perplexity, rise)
+
+
+@pytest.mark.parametrize(
+    ("reference", "perplexity", "admissible"),
+    [
+        (20.0, 20.0, True),
+        (20.0, 20.09, True),
+        (20.0, 20.11, False),  # the paper's 0.1 points bind
+        (1.4, 1.41, True),
+        (1.4, 1.42, False),  # 0.1 points would let 7 % pass; 1 % does not
+        (20.0, 19.0, True),
+        (20.0, math.nan, False),
+        (20.0, math.inf, False),
+    ],
+)
+def test_both_bounds_bind(reference, perplexity, admissible):
+    assert within_bounds(row(perplexity, reference), reference) == admissible
+
+
+def test_the_least_mean_depth_within_bounds_is_chosen():
+    table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0), row(20.08, 20.0, 8.0), row(25.0, 20.0, 2.0)]
+    assert cheapest_within_bounds(table, 20.0) is table[1]
+
+
+def test_no_row_within_bounds_is_none():
+    assert cheapest_within_bounds([row(25.0, 20.0)], 20.0) is None
+    assert cheapest_within_bounds([], 20.0) is None
+
+
+def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
+    table = [
+        row(20.0, 20.0, saved=0.1),
+        row(21.0, 20.0, saved=0.2),
+        row(20.5, 20.0, saved=0.3),
+        row(30.0, 20.0, saved=0.5),
+    ]
+    assert equal_flops(table, 0.2) is table[2]
+    assert equal_flops(table, 0.3) is table[2]
+    assert equal_flops(table, 0.31) is table[3]
+    assert equal_flops(table, 0.6) is None

@@ -1,0 +1,141 @@
+"""Right or wrong under adaptive depth: from examples to sequences, and from a trace to verdicts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.errors import BadArgument
+from emad_ref.tasks.scoring import correct, item_of, runs, sequences_of
+from emad_ref.text.documents import Example
+
+CHOICE = Example("facts", "ab", "d", "choice", options=("c", "d", "eh"))
+EXACT = Example("inventory", "abc", "def", "exact")
+CODE = Example("code", "def f(x):\n    return", " x\n", "runs", check="assert f(3) == 3\n")
+
+
+class Letters:
+    """One token per letter."""
+
+    def encode(self, text, *, add_special_tokens):
+        assert not add_special_tokens
+        return [ord(letter) - ord("a") + 1 for letter in text]
+
+
+def item(example, opening=0):
+    return item_of(example, Letters(), opening)
+
+
+def trace_of(items, likely):
+    """A two-layer trace; ``likely[i][j]``: per continuation, whether layer j+1 likes and predicts its tokens."""
+    sequences = sequences_of(items)
+    parts = [(s.adaptive_from, s.tokens[s.adaptive_from : -1], s.tokens[s.adaptive_from + 1 :]) for s in sequences]
+    lengths = [len(target) for _, _, target in parts]
+    liked = np.repeat(np.array(likely, dtype=bool), lengths, axis=0)
+    target = np.concatenate([t for _, _, t in parts])
+    return Trace(
+        entropy_nats=np.ones(liked.shape, dtype=np.float32),
+        nll_nats=np.where(liked, 0.1, 5.0).astype(np.float32),
+        top1=np.where(liked, target[:, None], 99).astype(np.int32),
+        top1_probability=np.ones(liked.shape, dtype=np.float32),
+        token=np.concatenate([t for _, t, _ in parts]),
+        target=target,
+        position=np.concatenate([start + np.arange(len(t)) for start, t, _ in parts]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]),
+        prompts=np.array([start for start, _, _ in parts]),
+    )
+
+
+def test_a_prompt_opens_with_the_models_opening_token_if_it_has_one():
+    assert item(EXACT).prompt.tolist() == [0, 1, 2, 3]
+    assert item(EXACT, None).prompt.tolist() == [1, 2, 3]
+    assert [c.tolist() for c in item(CHOICE).continuations] == [[3], [4], [5, 8]]
+    assert [c.tolist() for c in item(EXACT).continuations] == [[4, 5, 6]]
+
+
+def test_the_rule_starts_at_the_last_position_of_the_prompt():
+    sequences = sequences_of([item(CHOICE), item(EXACT)])
+    assert [s.tokens.tolist() for s in sequences] == [
+        [0, 1, 2, 3],
+        [0, 1, 2, 4],
+        [0, 1, 2, 5, 8],
+        [0, 1, 2, 3, 4, 5, 6],
+    ]
+    assert [s.adaptive_from for s in sequences] == [2, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("example", "opening", "message"),
+    [
+        (Example("t", "", "a", "exact"), None, "a prompt and answers of at least one token; leave the example out"),
+        (Example("t", "a", "", "exact"), 0, "a prompt and answers of at least one token"),
+        (Example("t", "a", "b", "choice", options=("b", "")), 0, "a prompt and answers of at least one token"),
+        (Example("t", "a", "z", "choice", options=("b", "c")), 0, r"example.answer='z'.*one of the options"),
+    ],
+)
+def test_an_example_that_cannot_be_scored_is_refused(example, opening, message):
+    with pytest.raises(BadArgument, match=message):
+        item(example, opening)
+
+
+@pytest.mark.parametrize(
+    ("likely", "first", "second"),
+    [
+        ([[0, 0], [1, 1], [0, 0]], True, True),
+        ([[0, 1], [1, 0], [0, 0]], True, False),  # layer 2 prefers the first option
+        ([[1, 0], [0, 1], [0, 0]], False, True),
+        ([[0, 0], [0, 0], [1, 1]], False, False),
+    ],
+)
+def test_a_choice_is_right_when_its_option_is_likeliest_at_the_depths_taken(likely, first, second):
+    items = [item(CHOICE)]
+    trace = trace_of(items, likely)
+    assert correct(items, trace, np.full(len(trace), 1)).tolist() == [first]
+    assert correct(items, trace, np.full(len(trace), 2)).tolist() == [second]
+
+
+def test_likelihood_is_summed_over_all_tokens_of_an_option():
+    """Two tokens of 0.1 nats lose to one of 0.1: no normalisation by length."""
+    items = [item(CHOICE)]
+    trace = trace_of(items, [[0, 0], [1, 1], [1, 1]])
+    assert correct(items, trace, np.full(len(trace), 1)).tolist() == [True]
+
+
+def test_an_exact_answer_is_right_when_every_token_is_the_argmax_at_its_own_depth():
+    items = [item(EXACT)]
+    trace = trace_of(items, [[1, 0]])  # layer 1 is right, layer 2 is not
+    assert correct(items, trace, np.array([1, 1, 1])).tolist() == [True]
+    for wrong in range(3):
+        depth = np.ones(3, dtype=np.int64)
+        depth[wrong] = 2
+        assert correct(items, trace, depth).tolist() == [False]
+
+
+def test_items_of_both_kinds_are_judged_in_their_order():
+    items = [item(EXACT), item(CHOICE), item(EXACT)]
+    trace = trace_of(items, [[0, 1], [0, 0], [0, 1], [0, 0], [1, 0]])
+    assert correct(items, trace, np.full(len(trace), 2)).tolist() == [True, True, False]
+
+
+def test_a_trace_or_depths_of_something_else_are_refused():
+    items = [item(EXACT)]
+    trace = trace_of(items, [[1, 1]])
+    with pytest.raises(BadArgument, match=r"trace\.sequences=1, but expected 4, one per continuation"):
+        correct([*items, item(CHOICE)], trace, np.full(len(trace), 1))
+    with pytest.raises(BadArgument, match=r"depth=\(2,\), but expected one depth per traced position, \[3\]"):
+        correct(items, trace, np.ones(2, dtype=np.int64))
+
+
+def test_programs_are_not_decided_from_a_trace():
+    items = [item(Example("code", "a", "b", "runs"))]
+    with pytest.raises(BadArgument, match="scoring='runs', but expected choice or exact"):
+        correct(items, trace_of(items, [[1, 1]]), np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("continuation", "right"),
+    [(" x\n", True), (" x + 0\nnonsense(", True), (" x + 1\n", False), (" x", False), ("", False), ("\n x\n", False)],
+)
+def test_a_generated_program_is_cut_after_its_first_complete_line(continuation, right):
+    assert runs(CODE, continuation) == right

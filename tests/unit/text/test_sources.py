@@ -1,0 +1,168 @@
+"""Sources: what counts as a document, splits apart, and refusals that say what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.text.documents import SPLITS
+from emad_ref.text.sources import CorpusUnavailable, articles, documents_of
+
+READ = tuple(split for split in SPLITS if split != "train")
+WIKITEXT = "\n = One = \n\n first\n = = Section = = \n more\n = Two = \n second\n"
+
+
+def written(path, *texts):
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def test_a_text_file_holds_paragraphs(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("one\nstill one\n\n\ntwo\n \nthree\n\nfour\n", encoding="utf-8")
+    assert [t.strip() for t in documents_of(str(path), "calibrate")] == ["one\nstill one"]
+    assert [t.strip() for t in documents_of(str(path), "evaluate")] == ["three", "four"]
+
+
+def test_a_wikitext_file_holds_articles_with_their_sections(tmp_path):
+    (tmp_path / "wikitext-2").mkdir()
+    (tmp_path / "wikitext-2" / "test.txt").write_text(WIKITEXT, encoding="utf-8")
+    found = list(documents_of("wikitext", "evaluate", data=tmp_path))
+    assert [text.split(" = ")[1] for text in found] == ["One", "Two"]
+    assert "Section" in found[0]
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "data folder"])
+def test_splits_never_overlap_and_leave_nothing_out(tmp_path, kind):
+    if kind == "file":
+        name, data = str(written(tmp_path / "a.jsonl", *(f"text {i}" for i in range(20)))), None
+    else:
+        folder = tmp_path / "pile"
+        folder.mkdir()
+        written(folder / "valid.jsonl", *(f"valid {i}" for i in range(10)))
+        written(folder / "test.jsonl", *(f"test {i}" for i in range(10)))
+        name, data = (str(folder), None) if kind == "folder" else ("pile", tmp_path)
+    parts = [list(documents_of(name, split, data=data)) for split in READ]
+    assert all(parts)
+    assert len({text for part in parts for text in part}) == sum(map(len, parts)) == 20
+
+
+def test_a_folder_keeps_its_test_part_for_evaluation_alone(tmp_path):
+    written(tmp_path / "valid.jsonl", "v0", "v1", "v2")
+    written(tmp_path / "test.jsonl", "t0", "t1")
+    assert list(documents_of(str(tmp_path), "calibrate")) == ["v0", "v2"]
+    assert list(documents_of(str(tmp_path), "validate")) == ["v1"]
+    assert list(documents_of(str(tmp_path), "evaluate")) == ["t0", "t1"]
+
+
+def test_a_line_separator_inside_a_json_string_is_not_the_end_of_the_line(tmp_path):
+    path = written(tmp_path / "a.jsonl", "left\u2028right\x85end")
+    assert list(documents_of(str(path), "calibrate")) == ["left\u2028right\x85end"]
+
+
+@pytest.mark.parametrize("line", ["not json", '"text"', "[]", '{"body": "x"}', '{"text": 7}', '{"text": null}'])
+def test_a_bad_line_is_named_by_file_and_number(tmp_path, line):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "fine"}\n\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(BadArgument, match=r"^a\.jsonl, line 3=.*field \"text\" is a string; mend the line"):
+        list(documents_of(str(path), "calibrate"))
+
+
+def test_a_file_in_another_encoding_is_refused(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_bytes("naïve".encode("latin-1"))
+    with pytest.raises(BadArgument, match="a file in UTF-8; convert it first"):
+        list(documents_of(str(path), "calibrate"))
+
+
+def test_unreadable_names_are_refused_at_once(tmp_path):
+    (tmp_path / "a.pdf").write_bytes(b"%PDF")
+    for name, message in (
+        (
+            "no/such/path",
+            "one of world:premise, world:mixed, world:curriculum, wikitext, pile, self, or a path that exists",
+        ),
+        (str(tmp_path / "a.pdf"), "a file ending in .txt or .jsonl; convert it first"),
+        (str(tmp_path), "a folder that holds valid.txt or valid.jsonl; name a single file instead"),
+    ):
+        with pytest.raises(BadArgument, match=re.escape(message)):
+            documents_of(name, "calibrate")
+
+
+@pytest.mark.parametrize(
+    ("split", "message"), [("test", "one of train, calibrate"), ("train", "only the world has text")]
+)
+def test_splits_that_a_file_does_not_have_are_refused_at_once(tmp_path, split, message):
+    with pytest.raises(BadArgument, match=f"split='{split}', but expected .*{message}"):
+        documents_of(str(written(tmp_path / "a.jsonl", "x")), split)
+
+
+def test_the_world_is_a_corpus_like_any_other():
+    assert next(documents_of("world:premise", "train", seed=3)) == next(documents_of("world:premise", "train", seed=3))
+
+
+# ---------------------------------------------------------------- the hub, without a network
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """``datasets.load_dataset`` that serves rows from a dict of parts, or raises what it holds."""
+    parts = {}
+
+    def load_dataset(name, configuration, *, split, streaming):
+        assert streaming
+        if isinstance(parts[split], Exception):
+            raise parts[split]
+        return iter(parts[split]) if isinstance(parts[split], tuple) else parts[split]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return parts
+
+
+def rows(text):
+    return [{"text": line} for line in text.splitlines(keepends=True)]
+
+
+def test_wikitext_from_the_hub_is_evaluated_on_its_test_part(hub):
+    hub["test"] = rows(WIKITEXT)
+    hub["validation"] = rows(WIKITEXT.replace("One", "Three").replace("Two", "Four"))
+    titles = {split: [t.split(" = ")[1] for t in documents_of("wikitext", split)] for split in READ}
+    assert titles == {"evaluate": ["One", "Two"], "calibrate": ["Three"], "validate": ["Four"]}
+
+
+def test_pile_from_the_hub_is_dealt_to_the_splits(hub):
+    hub["train"] = [{"text": f"text {i}"} for i in range(8)]
+    dealt = {split: list(documents_of("pile", split)) for split in READ}
+    assert [len(dealt[split]) for split in READ] == [2, 2, 4]
+    assert len({text for part in dealt.values() for text in part}) == 8
+
+
+def test_a_hub_out_of_reach_names_the_three_ways_out(hub):
+    hub["test"] = OSError("no network")
+    with pytest.raises(CorpusUnavailable) as refused:
+        documents_of("wikitext", "evaluate")
+    for part in (
+        "'wikitext'",
+        "Salesforce/wikitext",
+        "no network",
+        "pytest-emad[tasks]",
+        "wikitext-2/",
+        "another corpus",
+    ):
+        assert part in str(refused.value)
+
+
+def test_a_hub_set_with_other_fields_is_refused(hub):
+    hub["train"] = [{"body": "x"}]
+    with pytest.raises(CorpusUnavailable, match=r"fields \['body'\], but expected 'text'; choose another corpus"):
+        documents_of("pile", "evaluate")
+
+
+def test_articles_lose_no_line():
+    lines = WIKITEXT.splitlines(keepends=True)
+    assert "".join(articles(lines)) == WIKITEXT

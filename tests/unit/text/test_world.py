@@ -1,0 +1,141 @@
+"""The synthetic world: reproducible, with splits apart, and its answers right."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emad_ref.errors import BadArgument
+from emad_ref.tasks.programs import passes
+from emad_ref.text import world
+from emad_ref.text.documents import SPLITS
+
+SEEDS = st.integers(0, 2**32 - 1)
+ARROW = {"+": int.__add__, "-": int.__sub__}
+
+
+def taken(corpus, split="evaluate", count=50, seed=0):
+    return list(islice(world.documents(corpus, split, seed), count))
+
+
+@pytest.mark.parametrize("corpus", world.CORPORA)
+def test_the_same_seed_gives_the_same_documents(corpus):
+    assert taken(corpus) == taken(corpus)
+    assert taken(corpus, seed=1) != taken(corpus)
+
+
+def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
+    """The weights were trained on this stream and the goldens read it: a changed draw silently unfits both."""
+    digest = hashlib.sha256()
+    for corpus in world.CORPORA:
+        for split in SPLITS:
+            digest.update("".join(taken(corpus, split)).encode())
+    assert digest.hexdigest()[:16] == "f0f709863008c1e6"
+
+
+@pytest.mark.parametrize("corpus", world.CORPORA)
+def test_no_document_with_charts_stands_in_two_splits(corpus):
+    """Routine passages have few variants and may recur; a random map may not."""
+    splits = [{text for text in taken(corpus, split) if "?" in text and "!" in text} for split in SPLITS]
+    for i, mine in enumerate(splits):
+        for other in splits[i + 1 :]:
+            assert not mine & other
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: world.documents("world:none", "train"), "corpus='world:none', but expected one of world:premise"),
+        (lambda: world.documents("world:mixed", "test"), "split='test', but expected one of train, calibrate"),
+        (lambda: world.examples("riddle", "train", 1), "task='riddle', but expected one of inventory"),
+        (lambda: world.examples("code", "test", 1), "split='test'"),
+    ],
+)
+def test_unknown_names_are_refused_before_the_first_draw(call, message):
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        call()
+
+
+@given(SEEDS)
+def test_three_hops_never_return_to_a_letter(seed):
+    image = world.chart_map(random.Random(seed))
+    for x in image:
+        assert len({world.hops(image, x, times) for times in range(4)}) == 4
+
+
+@given(SEEDS)
+def test_a_chart_lists_its_map_then_walks_it_then_pairs_two_hops(seed):
+    text = world.charts(random.Random(seed))
+    listed, walked, paired = re.fullmatch(r"(.*) \?(.*) !(.*)\n", text).groups()
+    words = listed.split()
+    image = {x: y.lower() for x, y in zip(words[::2], words[1::2], strict=True)}
+    steps = walked.split()
+    assert len(steps) >= world.WALK_AT_LEAST
+    for here, there in pairwise(steps):
+        assert there in {world.hops(image, here, times) for times in (1, 2, 3)}
+    ends = paired.split()
+    assert all(world.hops(image, x, 2) == y for x, y in zip(ends[::2], ends[1::2], strict=True))
+
+
+@pytest.mark.parametrize(("corpus", "charts_first"), [("world:premise", True), ("world:mixed", False)])
+def test_the_demanding_part_comes_first_exactly_where_the_premise_says(corpus, charts_first):
+    for text in taken(corpus):
+        assert ("?" in text.split("\n")[0]) == charts_first
+        assert sum("?" in line and "!" in line for line in text.split("\n")) == 1
+
+
+@given(SEEDS)
+def test_every_step_of_an_inventory_is_right_and_follows_from_the_last(seed):
+    story, chain = world.inventory_parts(random.Random(seed))
+    held = int(re.search(r"has (\d+)", story).group(1))
+    changes = [int(n) if verb == "finds" else -int(n) for verb, n in re.findall(r"(finds|loses) (\d+)", story)]
+    steps = re.findall(r"(\d+) ([+-]) (\d+) = (\d+)\.", chain)
+    for change, (before, sign, step, after) in zip(changes, steps, strict=True):
+        assert int(before) == held
+        assert ARROW[sign](int(before), int(step)) == int(after) == held + change
+        assert 1 <= int(after) <= world.LARGEST_COUNT
+        held = int(after)
+    assert chain.endswith(f" Answer: {held}.\n")
+
+
+@given(SEEDS)
+def test_the_place_asked_for_follows_from_two_facts(seed):
+    story, place, options = world.facts_parts(random.Random(seed))
+    boxes = dict(re.findall(r"The (\w+) box is in the (\w+)\.", story))
+    keys = dict(re.findall(r"The key of (\w+) is in the (\w+) box\.", story))
+    asked = re.search(r"Where is the key of (\w+)\?", story).group(1)
+    assert place == f" {boxes[keys[asked]]}"
+    assert sorted(options) == sorted(f" {p}" for p in boxes.values())
+    assert len(set(options)) == 3
+
+
+@given(SEEDS)
+def test_a_code_passage_passes_its_own_check_and_another_body_does_not(seed):
+    head, body, check = world.code_parts(random.Random(seed))
+    assert passes(head + body + check)
+    assert not passes(head + " 0 - 99999\n" + check)
+
+
+@given(SEEDS)
+def test_a_chart_example_asks_for_two_hops(seed):
+    example = world.chart_example(random.Random(seed))
+    words = example.prompt.split(" ?")[0].split()
+    image = {x: y.lower() for x, y in zip(words[::2], words[1::2], strict=True)}
+    assert example.answer == f" {world.hops(image, example.prompt[-1], 2)}"
+
+
+@pytest.mark.parametrize(
+    ("task", "scoring"), [("inventory", "exact"), ("facts", "choice"), ("code", "runs"), ("chart", "exact")]
+)
+def test_examples_come_as_many_as_asked_for_and_know_how_they_are_scored(task, scoring):
+    drawn = list(world.examples(task, "evaluate", 7))
+    assert len(drawn) == 7
+    assert {(e.task, e.scoring) for e in drawn} == {(task, scoring)}
+    assert drawn == list(world.examples(task, "evaluate", 7))
+    assert drawn != list(world.examples(task, "validate", 7))
