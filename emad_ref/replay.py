@@ -19,7 +19,6 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import fires
 from emad_ref.record import FILLS, READOUTS, Floats, Ints, Work
-from emad_ref.schedule.monotone import first_fires
 
 FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 
@@ -34,48 +33,60 @@ class Replay:
 
 
 class Ladder:
-    """A trace laid out as [sequences, longest], so that the running minimum of all sequences is one call."""
+    """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
+
+    ``schedule.monotone.depths`` is the plain form of what happens here; a law holds the two together.
+    """
 
     def __init__(self, trace: Trace):
         self.trace = trace
-        self.row = trace.sequence
-        self.column = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
-        self.shape = (trace.sequences, int(trace.lengths.max()))
+        column = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
+        self.shape = (int(trace.lengths.max()), trace.sequences)
+        self.place = column * trace.sequences + trace.sequence  # of each token in a flattened grid
+        self.tokens = np.arange(len(trace)) * trace.layers  # of each token's first layer in a flattened column
+        self._signals: dict[int, NDArray[np.float32]] = {}
 
-    def running_minimum(self, first: Ints) -> Ints:
-        """Running minimum of ``first`` [tokens] within each sequence."""
-        grid = np.full(self.shape, np.iinfo(np.int16).max, dtype=np.int16)
-        grid[self.row, self.column] = first
-        return np.minimum.accumulate(grid, axis=1)[self.row, self.column].astype(np.int64)
+    def signal(self, layer: int) -> NDArray[np.float32]:
+        """Signal after ``layer`` as a grid; NaN, which never fires, where a sequence has ended."""
+        if layer not in self._signals:
+            grid = np.full(self.shape, np.nan, dtype=np.float32)
+            grid.reshape(-1)[self.place] = self.trace.entropy_nats[:, layer - 1]
+            self._signals[layer] = grid
+        return self._signals[layer]
+
+    def depths(self, point: OperatingPoint) -> Ints:
+        """int64 [tokens] depth of every traced position; every sequence starts at the ceiling."""
+        if point.layers != self.trace.layers:
+            raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
+        depth = np.full(self.shape, point.ceiling, dtype=np.int16)
+        for number in reversed(range(len(point.probes))):  # the smallest probe that fires is written last
+            probe = point.probes[number]
+            np.copyto(depth, np.int16(probe), where=fires(point, number, self.signal(probe)))
+        if point.schedule == "monotone":
+            np.minimum.accumulate(depth, axis=0, out=depth)
+        return depth.reshape(-1)[self.place].astype(np.int64)
+
+    def replay(self, point: OperatingPoint) -> Replay:
+        depth = self.depths(point)
+        nll = self.trace.nll_nats.reshape(-1)[self.tokens + (depth - 1)]
+        return Replay(point, depth, nll.astype(np.float64))
 
 
-def _require_same_layers(trace: Trace, point: OperatingPoint) -> None:
-    if point.layers != trace.layers:
-        raise BadArgument("point.layers", point.layers, f"{trace.layers}, the layers of the trace")
-
-
-def depths(trace: Trace, point: OperatingPoint, ladder: Ladder | None = None) -> Ints:
+def depths(trace: Trace, point: OperatingPoint) -> Ints:
     """int64 [tokens] depth of every traced position under ``point``; every sequence starts at the ceiling."""
-    _require_same_layers(trace, point)
-    probes = np.array(point.probes, dtype=np.int64)
-    signal = trace.entropy_nats[:, probes - 1]
-    first = first_fires(fires(point, signal), probes, point.ceiling)
-    if point.schedule == "monotone":
-        return (ladder or Ladder(trace)).running_minimum(first)
-    return first
+    return Ladder(trace).depths(point)
 
 
-def replay(trace: Trace, point: OperatingPoint, ladder: Ladder | None = None) -> Replay:
+def replay(trace: Trace, point: OperatingPoint) -> Replay:
     """Depths and the NLL at those depths."""
-    depth = depths(trace, point, ladder)
-    return Replay(point, depth, trace.nll_nats[np.arange(len(trace)), depth - 1].astype(np.float64))
+    return Ladder(trace).replay(point)
 
 
 def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Replay]:
     """Replays of many points over one trace; the layout is computed once."""
     ladder = Ladder(trace)
     for point in points:
-        yield replay(trace, point, ladder)
+        yield ladder.replay(point)
 
 
 def sums(trace: Trace, values: NDArray) -> Floats:

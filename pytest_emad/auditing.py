@@ -66,7 +66,7 @@ class Auditor:
             if not self._tied(prompt, wanted[row][:at], point, depth):
                 pytest.fail(
                     f"row {row}, new token {at}: {found[row][at]} (depth {_at(found_depths, row, at)}), but expected "
-                    f"{wanted[row][at]} (depth {_at(wanted_depths, row, at)}), and no logit or threshold tie excuses it",
+                    f"{wanted[row][at]} (depth {_at(wanted_depths, row, at)}), and no tie excuses it",
                     pytrace=False,
                 )
             ties += 1

@@ -26,6 +26,7 @@ from torch import Tensor
 from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Frame, Stepper
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import fires
 from emad_ref.readout.signals import entropy_nats, require_finite
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
 
@@ -54,8 +55,6 @@ class Step:
         self.stepper, self.point = stepper, point
         self.free = point.schedule == "free_eager"
         self.column = {probe: i for i, probe in enumerate(point.probes)}
-        # float32 on both sides, as in replay: a threshold between two floats must fall to the same side
-        self.threshold = [float(np.float32(value)) for value in point.thresholds[0]]
 
     def decide(self, tokens: Tensor, frame: Frame, cache: Cache, cap: Ints, work: Work) -> Outcome:
         """Process one token per row, int64 [rows, 1]; the rule chooses depths up to ``cap`` [rows]."""
@@ -86,7 +85,7 @@ class Step:
             if probe is not None:
                 values = self._read(z, layer)
                 signal[running, probe] = values
-                stops = stops | (values <= self.threshold[probe])
+                stops = stops | fires(self.point, probe, values)
                 z = _where(z, stops)
             if not stops.any():
                 continue

@@ -62,7 +62,11 @@ def require_one_bin(point: OperatingPoint) -> None:
         raise BadArgument("point.bins", point.bins, "none", "use one row of thresholds for all tokens")
 
 
-def fires(point: OperatingPoint, signal: Floats) -> Bools:
-    """[tokens, probes] whether each probe's rule fires on ``signal`` [tokens, probes]; NaN never fires."""
+def fires(point: OperatingPoint, probe: int, signal: Floats) -> Bools:
+    """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
+
+    The one comparison of the package, for replay and decoding alike. The threshold is rounded to float32, as the
+    signals are: one that lies between two floats must fall to the same side everywhere.
+    """
     require_one_bin(point)
-    return signal <= np.asarray(point.thresholds[0], dtype=signal.dtype)
+    return signal <= np.float32(point.thresholds[0][probe])

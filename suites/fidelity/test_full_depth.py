@@ -24,7 +24,7 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence):
     with torch.inference_mode():
         own = evidence.loaded.model(ids).logits[0].double().cpu().numpy()
     difference = np.abs(evidence.lens(prompt.tokens)[:, -1] - own).max()
-    assert difference <= evidence.tolerance, f"lens of the last layer is off by {difference:.2e} from the model's logits"
+    assert difference <= evidence.tolerance, f"the last layer's lens is off by {difference:.2e}"
     with evidence.open(evidence.full) as decoder:
         _, step = decoder.start([prompt])
     difference = np.abs(step.logits[0, -1] - own[-1]).max()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 from emad_ref.replay import argmax_at, derived_work, replay
+from emad_ref.schedule import monotone
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
 ROUNDING = 1e-5  # traces hold float32
@@ -140,3 +143,15 @@ def test_free_depth_leaves_the_full_models_cache(stepper, trace):
         if at < 19:
             step = session.feed(tokens[at + 1][None, None])
     assert len(set(depths)) > 1 and depths != sorted(depths, reverse=True), "the drawn case must rise and fall"
+
+
+@pytest.mark.parametrize("quantile", [0.02, 0.2, 0.6])
+def test_grid_of_all_sequences_is_the_plain_recursion_in_each(trace, quantile):
+    point = quantile_point(trace, quantile)
+    probes = np.array(point.probes, dtype=np.int64)
+    thresholds = np.array(point.thresholds[0], dtype=np.float32)
+    plain = [
+        monotone.depths(trace.entropy_nats[start:end][:, probes - 1], thresholds, probes, point.ceiling)
+        for start, end in pairwise(trace.starts)
+    ]
+    assert np.concatenate(plain).tolist() == replay(trace, point).depth.tolist()

@@ -52,24 +52,27 @@ def test_a_fixed_threshold_is_the_same_at_every_probe():
 @given(hnp.arrays(np.float64, (5, 3), elements=st.floats(0, 4)))
 def test_a_rule_fires_at_or_below_its_threshold(signal):
     point = entropy_matched(12, PROBES, TARGETS)
-    expected = [[row[i] <= TARGETS[i] for i in range(3)] for row in signal]
-    assert fires(point, signal).tolist() == expected
+    expected = [[np.float32(row[i]) <= np.float32(TARGETS[i]) for i in range(3)] for row in signal]
+    found = np.stack([fires(point, probe, signal[:, probe].astype(np.float32)) for probe in range(3)], axis=1)
+    assert found.tolist() == expected
 
 
 def test_equality_fires_and_nothing_else_that_is_close():
     point = fixed_entropy(12, (4,), 0.7)
-    signal = np.array([0.7, np.nextafter(0.7, 1), np.nan, np.inf, -np.inf])[:, None]
-    assert fires(point, signal)[:, 0].tolist() == [True, False, False, False, True]
+    threshold = np.float32(0.7)
+    signal = np.array([threshold, np.nextafter(threshold, np.float32(1)), np.nan, np.inf, -np.inf], dtype=np.float32)
+    assert fires(point, 0, signal).tolist() == [True, False, False, False, True]
 
 
-def test_thresholds_are_compared_in_the_precision_of_the_signal():
-    """A float32 signal equal to float32(τ) fires, though it is above τ: decoding compares the same way."""
+def test_a_threshold_is_rounded_as_the_signals_are():
+    """A float32 signal equal to float32(τ) fires, though it is above τ, and does so after a detour through float64."""
     point = fixed_entropy(12, (4,), 0.3)  # float32(0.3) > 0.3
-    assert np.float32(0.3).astype(np.float64) > 0.3
-    assert fires(point, np.array([[0.3]], dtype=np.float32)).tolist() == [[True]]
+    signal = np.array([0.3], dtype=np.float32)
+    assert signal.astype(np.float64)[0] > 0.3
+    assert fires(point, 0, signal).tolist() == fires(point, 0, signal.astype(np.float64)).tolist() == [True]
 
 
 def test_thresholds_per_bin_are_refused_rather_than_read_as_one():
     point = replace(fixed_entropy(12, (4,), 0.7), bins="position", thresholds=((0.7,), (0.1,)))
     with pytest.raises(BadArgument, match="bins='position', but expected none; use one row"):
-        fires(point, np.zeros((2, 1)))
+        fires(point, 0, np.zeros(2))
