@@ -17,7 +17,7 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence, emad_record, emad_
         "emitted": [e.tolist() for e in record.emitted],
         "depths": [record.tokens.of(row, phase=1).depth.tolist() for row in range(ROWS)],
     }
-    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{evidence.dtype}-greedy", found)
+    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{evidence.dtype}-{evidence.corpus}-greedy", found)
     if golden is None:
         emad_record.note(f"{evidence.name}: golden row not applicable (no golden recorded)")
         return

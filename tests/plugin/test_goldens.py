@@ -128,6 +128,14 @@ def test_an_update_accepts_a_changed_verdict_but_not_a_falsified_gate(project: p
     run("--emad-golden", "goldens", "--emad-gate", "known").assert_outcomes(passed=1)
 
 
+def test_a_verdict_on_time_never_goes_on_record(project: pytest.Pytester, run: Run) -> None:
+    """It belongs to the machine it was measured on: on record it would fail every other."""
+    project.makepyfile(test_it=SUITE.format(value=[1, 2]).replace('"survived"', '"survived", claim="EMAD-F2"'))
+    (project.path / "goldens").mkdir()
+    run("--emad-golden", "goldens", "--emad-update-golden").stdout.fnmatch_lines(["added: golden tokens/abc"])
+    assert not (project.path / "goldens" / "verdicts.json").exists()
+
+
 def test_no_golden_recorded_is_not_a_failure_unless_required(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("def test(emad_record): assert emad_record.golden('never/recorded', [1]) is None")
     assert run("--emad-report", "out").ret == pytest.ExitCode.OK
