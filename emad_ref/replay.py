@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +65,8 @@ class Ladder:
             np.copyto(depth, np.int16(probe), where=fires(point, number, self.signal(probe)))
         if point.schedule == "monotone":
             np.minimum.accumulate(depth, axis=0, out=depth)
-        return depth.reshape(-1)[self.place].astype(np.int64)
+        placed: Ints = depth.reshape(-1)[self.place].astype(np.int64)
+        return placed
 
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)
@@ -89,7 +91,7 @@ def replay_all(trace: Trace, points: Iterable[OperatingPoint]) -> Iterator[Repla
         yield ladder.replay(point)
 
 
-def sums(trace: Trace, values: NDArray) -> Floats:
+def sums(trace: Trace, values: NDArray[Any]) -> Floats:
     """[sequences] sums of ``values`` [tokens] within each sequence."""
     return np.add.reduceat(np.asarray(values, dtype=np.float64), trace.starts[:-1])
 

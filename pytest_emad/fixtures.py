@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from pytest_emad.goldens import Goldens, KnownVerdicts, known_verdicts, shipped
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
 from pytest_emad.selfcheck import provenance
+from pytest_emad.stopping import ends_the_run
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,13 +35,18 @@ def emad_settings(pytestconfig: pytest.Config) -> Settings:
 def emad_goldens(emad_settings: Settings) -> Goldens:
     """Golden data: ``--emad-golden`` first, then the shipped folder."""
     folders = tuple(folder for folder in (emad_settings.golden, shipped()) if folder is not None)
-    return Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
+    goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
+    if goldens.target is None:  # an update may be the repair
+        with ends_the_run():
+            goldens.verify()
+    return goldens
 
 
 @pytest.fixture(scope="session")
 def emad_known(emad_goldens: Goldens) -> KnownVerdicts:
     """Verdicts on record, from the same folders."""
-    return known_verdicts(emad_goldens.folders)
+    with ends_the_run():
+        return known_verdicts(emad_goldens.folders)
 
 
 @pytest.fixture
@@ -62,7 +69,9 @@ def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Itera
     """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
     from pytest_emad.session import open_model
 
-    with open_model(request.param, emad_settings) as loaded:
+    with ExitStack() as stack:
+        with ends_the_run():
+            loaded = stack.enter_context(open_model(request.param, emad_settings))
         yield loaded
 
 
@@ -71,7 +80,10 @@ def emad_evidence(emad_model: Loaded, emad_settings: Settings, pytestconfig: pyt
     """Everything this run knows of the model under test (``session.Evidence``), gathered when first asked for."""
     from pytest_emad.session import Evidence
 
-    return Evidence(emad_model, emad_settings, partial(make_decoder, pytestconfig))
+    with ends_the_run():
+        evidence = Evidence(emad_model, emad_settings, partial(make_decoder, pytestconfig))
+        evidence.check()
+    return evidence
 
 
 @pytest.fixture(scope="session")

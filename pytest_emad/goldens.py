@@ -71,6 +71,12 @@ class Goldens:
                 return _content(folder, entry)
         return None
 
+    def verify(self) -> None:
+        """Read everything that is listed. Raises DamagedGolden as ``read`` does."""
+        for folder in self.folders:
+            for entry in _index(folder).values():
+                _content(folder, entry)
+
     def update(self, name: str, value: Any, provenance: dict[str, Any]) -> Change:
         """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index alone."""
         if self.target is None:

@@ -29,6 +29,7 @@ REQUIREMENTS: tuple[str, ...] = ("energy", "speed", "quality", "golden")
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
 DEFAULT_MODEL = "emad-tiny"
+MARGINS = 33  # margins in a sweep, 0 and the highest target included
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
         Budget("smoke", 10, 100, 60, 200, 600, 30, (1, 4), 64, 32),
-        Budget("standard", 50, 300, 150, 400, 500, 60, (1, 4, 16), 128, 128),
+        Budget("standard", 50, 300, 150, 400, 1000, 60, (1, 4, 16), 128, 128),
         Budget("full", 200, 1000, 500, 2000, 2400, 200, (1, 8, 32), 256, 256),
     )
 }

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from pytest_emad import backends, fixtures, hookspecs, selfcheck
+from emad_ref.protocol import Unsupported
+from pytest_emad import backends, fixtures, hookspecs, progress, selfcheck, stopping
 from pytest_emad.options import BUDGETS, add_options, register, settings
 from pytest_emad.results import Results
 from pytest_emad.terminal import header, write_summary
@@ -33,9 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     selfcheck.check_installation()
     settings(config)
+    progress.open_stream(worker=hasattr(config, "workerinput"))
+    config.add_cleanup(progress.close_stream)
     config.pluginmanager.register(fixtures, "emad-fixtures")
+    config.pluginmanager.register(stopping, "emad-stopping")
     config.pluginmanager.register(backends.WalkedBackend(), backends.OURS)
     if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
         config.pluginmanager.register(Reporting(config), "emad-reporting")
 
 
@@ -102,6 +107,15 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             raise
         items.clear()
         _tell_controller(config, str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """What a decoder declines is not applicable: a claim's test records it, any other is skipped with the reason."""
+    try:
+        return (yield)
+    except Unsupported as refusal:
+        pytest.skip(f"not applicable ({refusal})")
 
 
 def _marker(item: pytest.Item) -> dict[str, Any]:
@@ -186,7 +200,8 @@ class Reporting:
         if session.config.option.collectonly:
             return
         chosen = settings(self.config)
-        if self.results or chosen.require:
+        stopped = session.exitstatus == pytest.ExitCode.USAGE_ERROR  # that is said already; nothing was decided
+        if (self.results or chosen.require) and not stopped:
             requires = {name: claim.requires for name, claim in register(self.config).items()}
             self.failures = self.results.failures(chosen, requires)
         if chosen.report is not None:

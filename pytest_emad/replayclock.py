@@ -1,7 +1,7 @@
 """pytest-benchmark as a recorder: it is handed durations that the paired clock already measured.
 
 Its own loop times one arm after the other, which drift makes incomparable; but its tables, JSON and comparison tools
-are what people have. So its timer (``@pytest.mark.benchmark(timer=CLOCK)``) reads from our samples: each round takes two
+are what people have. So its timer (``@pytest.mark.benchmark(timer=CLOCK)``) reads from our samples: a round takes two
 readings, one duration apart. ``--benchmark-disable`` cannot shrink what was already measured.
 """
 

@@ -39,15 +39,25 @@ class Results:
         """Add the records of one finished test; facts that several tests record alike are kept once."""
         kinds: dict[str, list[Any]] = {
             CLAIM: self.claims,
-            POINT: self.points,
             NOTE: self.notes,
             MODEL: self.models,
             GOLDEN: self.goldens,
             KNOWN: self.known,
         }
         for kind, value in read_properties(properties):
-            if value not in kinds[kind]:
+            if kind == POINT:
+                self._take_point(value)
+            elif value not in kinds[kind]:
                 kinds[kind].append(value)
+
+    def _take_point(self, values: dict[str, Any]) -> None:
+        """One row per model and name: quality and time of a point are measured by different tests."""
+        known = {key: value for key, value in values.items() if value is not None}
+        for row in self.points:
+            if (row["model"], row["name"]) == (values["model"], values["name"]):
+                row |= known
+                return
+        self.points.append(dict(values))
 
     @property
     def updated(self) -> list[dict[str, Any]]:

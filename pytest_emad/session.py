@@ -9,23 +9,26 @@ calls ``emad_ref`` and holds the results. Decoders come from the hook, ours like
 from __future__ import annotations
 
 import copy
-import sys
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from emad_ref.audit.bridge import Replayed, bridge
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.calibration.profile import Profile, load_profile, profile_of
-from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, windows
+from emad_ref.calibration.profile import BadProfile, Profile, load_profile, profile_of
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace, lens_logits, take_trace, windows
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.errors import EmadError
 from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
+from emad_ref.meters.flops import flops
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -34,7 +37,7 @@ from emad_ref.protocol import Decoder, ModelRef, Prompt, Request
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.replay import depths, replay
 from emad_ref.sweep.grids import emad_margins, truncations
-from emad_ref.sweep.losses import Loss, loss_table
+from emad_ref.sweep.losses import Loss, depth_by_position, loss_table, tokens_before
 from emad_ref.sweep.select import cheapest_within_bounds, equal_flops
 from emad_ref.tasks.scoring import Item, correct, item_of, runs, sequences_of
 from emad_ref.text import world
@@ -42,18 +45,25 @@ from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.judge import PointEvidence
-from pytest_emad.options import Settings
+from pytest_emad import progress
+from pytest_emad.options import MARGINS, Settings
 from pytest_emad.recording import Recorder
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
+FEWEST_DOCUMENTS = 30  # METHODS, "Level": no document gives more windows than leaves room for so many
+VALIDATED_ITEMS = 150  # per task, when a margin is chosen
 GENERATED_LINE = 24  # new tokens that a one-line program may take
-MARGINS = 33  # margins in a sweep, 0 and the highest target included
 PROBED, PROBED_TOKENS = 12, 32
 PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
 BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
 BRIDGED_TOKENS = 64
+JUDGED: tuple[Split, ...] = ("calibrate", "validate", "evaluate")
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
+LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
+COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
+COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
+SINGLE_THREADED = 50_000_000  # parameters
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 
 
@@ -67,6 +77,24 @@ class Evidence:
         self.loaded, self.settings, self._make_decoder = loaded, settings, make_decoder
         self.data, self.seed, self.budget = settings.data, settings.seed, settings.budget
         self.ref = ModelRef(loaded.name, lambda: loaded)
+        self._read: dict[Split, tuple[list[Ints], Iterator[Ints]]] = {}
+
+    def check(self) -> None:
+        """What every question needs, tried before the first is asked, so that its absence is said once.
+
+        Raises:
+            EmadError: layers that do not walk as the model does, a family without a tolerance, a split without text,
+                a profile that cannot be read or belongs to another model, a margin under which nothing exits.
+        """
+        assert self.tolerance > 0  # asks for the stepper, which walks the model once and compares
+        for split in JUDGED:
+            if not self.sequences(split, 1):
+                raise EmptyCorpus(
+                    f"corpus={self.corpus!r} has no document of two tokens for split {split!r}, but expected at least "
+                    "one for each of calibrate, validate and evaluate; use a larger corpus"
+                )
+        if self.settings.profile is not None or self.settings.margin is not None:
+            self.profile.point(self.settings.margin or 0.0)
 
     # ------------------------------------------------------------ model and text
 
@@ -100,6 +128,20 @@ class Evidence:
     def opening(self) -> int | None:
         return self.loaded.opening
 
+    @property
+    def tokenizer(self) -> Any:
+        """The model's tokenizer, for a corpus of text.
+
+        Raises:
+            EmadError: it came without one.
+        """
+        if self.loaded.tokenizer is None:
+            raise EmadError(
+                f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
+                "into its folder, or choose --emad-corpus self"
+            )
+        return self.loaded.tokenizer
+
     @cached_property
     def corpus(self) -> str:
         """The corpus asked for, else METHODS' default for this kind of model."""
@@ -123,7 +165,25 @@ class Evidence:
         return "" if self.loaded.trained else "random weights: perplexity and accuracy of noise say nothing"
 
     def documents(self, split: Split) -> Iterator[Ints]:
-        """int64 documents of the run's corpus, without the opening token; endless where they are generated."""
+        """int64 documents of the run's corpus, without the opening token; endless where they are generated.
+
+        Each is read, sampled or encoded once: reading again starts from what is already there.
+        """
+        read, source = self._read.setdefault(split, ([], self._source(split)))
+        at = 0
+        while True:
+            if at == len(read):
+                try:
+                    read.append(next(source))
+                except StopIteration:
+                    return
+                except EmadError:
+                    del self._read[split]  # a source that raised is exhausted: read on, it would look like a short one
+                    raise
+            yield read[at]
+            at += 1
+
+    def _source(self, split: Split) -> Iterator[Ints]:
         if not self.loaded.trained:
             rng = np.random.default_rng([self.seed, SPLITS.index(split)])
             while True:
@@ -132,40 +192,51 @@ class Evidence:
             opening = 0 if self.opening is None else self.opening
             yield from own_documents(self.stepper, opening, min(self.window, 256) - 1, split, self.seed)
             return
-        if self.loaded.tokenizer is None:
-            raise EmadError(
-                f"corpus={self.corpus!r} is text, but model {self.name!r} came without a tokenizer; put tokenizer.json "
-                "into its folder, or choose --emad-corpus self"
-            )
         for text in documents_of(self.corpus, split, seed=self.seed, data=self.data):
-            yield np.array(self.loaded.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+            yield np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
+        """At most ``count`` windows, from 30 documents or more where the corpus has them."""
         count = count if self.loaded.trained else UNTRAINED["documents"]
-        return list(windows(self.documents(split), self.window, self.opening, count))
+        each = max(1, count // FEWEST_DOCUMENTS)
+        return list(windows(self.documents(split), self.window, self.opening, count, each))
 
     # ------------------------------------------------------------ traces, profile, points
 
-    def _trace(self, split: Split, count: int) -> Trace:
-        return take_trace(self.stepper, self.sequences(split, count), progress=f"{self.name}: {split}, {self.corpus}")
+    def _trace(self, sequences: Sequence[TokenSequence], what: str) -> Trace:
+        return take_trace(self.stepper, sequences, progress=f"{self.name}: {what}", file=progress.stream())
 
     @cached_property
     def calibration(self) -> Trace:
-        return self._trace("calibrate", self.budget.calibrate)
+        return self._trace(self.sequences("calibrate", self.budget.calibrate), f"calibrate, {self.corpus}")
 
     @cached_property
     def validation(self) -> Trace:
-        return self._trace("validate", self.budget.validate)
+        return self._trace(self.sequences("validate", self.budget.validate), f"validate, {self.corpus}")
 
     @cached_property
     def evaluation(self) -> Trace:
-        return self._trace("evaluate", self.budget.evaluate)
+        return self._trace(self._evaluated, f"evaluate, {self.corpus}")
+
+    @cached_property
+    def _evaluated(self) -> list[TokenSequence]:
+        return self.sequences("evaluate", self.budget.evaluate)
+
+    def by_document(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Sums of ``values`` [windows, …] of ``evaluation`` within each document, the unit that intervals resample."""
+        _, first = np.unique([window.document for window in self._evaluated], return_index=True)
+        return np.add.reduceat(values, first, axis=0)
 
     @cached_property
     def profile(self) -> Profile:
         if self.settings.profile is not None:
             profile = load_profile(self.settings.profile)
             profile.require(self.loaded.fingerprint, self.dtype)
+            if profile.layers != self.stepper.layers:
+                raise BadProfile(
+                    f"profile.layers={profile.layers}, but the model under test has {self.stepper.layers}; "
+                    "calibrate this model itself"
+                )
             return profile
         return profile_of(
             self.calibration,
@@ -185,7 +256,8 @@ class Evidence:
         """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
         table = loss_table(self.validation, self.loaded.geometry, emad_margins(self.profile, MARGINS))
         (reference,) = loss_table(self.validation, self.loaded.geometry, [self.full])
-        return cheapest_within_bounds(table, reference.perplexity)
+        accuracy_drop = self._validation_drop if self._validation_tasks else None
+        return cheapest_within_bounds(table, reference.perplexity, accuracy_drop)
 
     @cached_property
     def points(self) -> list[OperatingPoint]:
@@ -193,7 +265,8 @@ class Evidence:
         margins = [0.0] if self.settings.margin is None else [0.0, self.settings.margin]
         if self.selected is not None and self.selected.point.margin_nats is not None:
             margins.append(self.selected.point.margin_nats)
-        return [self.profile.point(margin) for margin in dict.fromkeys(margins)]
+        points = [self.profile.point(margin) for margin in margins]
+        return list({point.name: point for point in points}.values())
 
     @cached_property
     def losses(self) -> list[Loss]:
@@ -241,24 +314,37 @@ class Evidence:
     def shallow_point(self) -> OperatingPoint:
         """Every token exits after the first third of the layers: depth matters most, and full-depth tokens show."""
         layers = self.stepper.layers
-        return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((sys.float_info.max,),))
+        return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
 
     def at(self, loss: Loss, tasks: Sequence[str] | None = None) -> PointEvidence:
         """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
-        tokens = self.evaluation.lengths
+        nll, full_nll = self.by_document(loss.nll_nats), self.by_document(self.full_loss.nll_nats)
+        tokens = self.by_document(self.evaluation.lengths)
         chosen = self.tasks if tasks is None else tasks
         return PointEvidence(
             loss.point.name,
             loss.net_reduction,
-            {self.corpus: (loss.nll_nats, self.full_loss.nll_nats, tokens)},
+            {self.corpus: (nll, full_nll, tokens)},
             {task: (self.correct(task, self.full), self.correct(task, loss.point)) for task in chosen},
+            {task: float(np.mean([_chance(item) for item in self.tasks[task]])) for task in chosen},
         )
+
+    @cached_property
+    def flop_evidence(self) -> str:
+        """``counted``: the decoder counts what it runs, and audits hold that against replay; else ``claimed``."""
+        with self.open(self.full) as decoder:
+            return "counted" if decoder.capabilities.counted else "claimed"
 
     def report_points(self, record: Recorder, verdict: Verdict) -> None:
         """Put full depth, the points put forward and the best truncation at equal net FLOPs on record."""
         intervals = {leg.name: leg.interval for leg in verdict.legs}
-        rows = [(self.full_loss, self.accuracy(self.full)), *((loss, self.accuracy(loss.point)) for loss in self.losses)]
-        rivals = [equal_flops(self.truncation_sweep, loss.net_reduction) for loss in self.losses]
+        rows = [
+            (self.full_loss, self.accuracy(self.full)),
+            *((loss, self.accuracy(loss.point)) for loss in self.losses),
+        ]
+        rivals = [
+            equal_flops(self.truncation_sweep, loss.net_reduction) for loss in self.losses if loss.net_reduction > 0
+        ]
         rows += [(rival, {}) for rival in dict.fromkeys(r for r in rivals if r is not None)]
         for loss, accuracy in rows:
             interval = intervals.get(f"{loss.point.name}: perplexity on {self.corpus}")
@@ -267,10 +353,14 @@ class Evidence:
                     "model": self.name,
                     "name": loss.point.name,
                     "family": loss.point.family,
+                    "corpus": self.corpus,
+                    "window_tokens": self.window,
                     "mean_depth": loss.mean_depth,
                     "depth_p50": loss.depth_p50,
                     "depth_p90": loss.depth_p90,
                     "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
+                    "depth_by_position": depth_by_position(self.evaluation, depths(self.evaluation, loss.point)),
+                    "flop_evidence": self.flop_evidence,
                     "gross_reduction": loss.gross_reduction,
                     "net_reduction": loss.net_reduction,
                     "perplexity_reference": self.full_loss.perplexity,
@@ -278,21 +368,54 @@ class Evidence:
                     "perplexity_rise": loss.perplexity_rise,
                     "interval": interval,
                     "accuracy": {task: list(pair) for task, pair in accuracy.items()},
-                    "time_ratio": None,
+                    "time_ratio": None,  # by ``timed_row``
                 }
             )
+        record.note(self.reading_note)
+        for loss in self.losses:
+            record.note(self._collapse_note(loss))
+
+    @property
+    def reading_note(self) -> str:
+        """One sentence: which text was judged, in what windows."""
+        source = f", text sampled from the model itself (seed {self.seed})" if self.corpus == "self" else ""
+        return (
+            f"{self.name}: perplexity on {self.corpus}{source}, {len(self.by_document(self.evaluation.lengths))} "
+            f"documents in {self.evaluation.sequences} windows of up to {self.window} tokens, each from full depth; "
+            "no prompt: decode FLOPs are all there are"
+        )
+
+    def _collapse_note(self, loss: Loss) -> str:
+        """One sentence: how soon depth was down at the first probe, from where it never returns."""
+        said = f"{self.name}: {loss.point.name}: "
+        if not loss.point.probes:
+            return f"{said}no probes, depth is fixed"
+        depth, first = depths(self.evaluation, loss.point), loss.point.probes[0]
+        before = tokens_before(self.evaluation, depth, first)
+        soon = float(np.median(before))
+        verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
+        reached = (
+            f"depth {verb} the first probe (layer {first}) after a median of {soon:g} tokens"
+            if np.isfinite(soon)
+            else f"depth {verb} the first probe (layer {first}) in {np.isfinite(before).mean():.0%} of windows"
+        )
+        means = ", ".join(f"{mean:.1f} at {span}" for span, mean in depth_by_position(self.evaluation, depth).items())
+        return f"{said}{reached}; mean depth by position: {means}"
 
     # ------------------------------------------------------------ tasks
 
     @cached_property
     def tasks(self) -> dict[str, list[Item]]:
         """The tasks this run scores: the world's own, where the corpus is of the world."""
+        return self._items("evaluate", self.budget.items)
+
+    def _items(self, split: Split, count: int) -> dict[str, list[Item]]:
         if not self.corpus.startswith("world:"):
             return {}
         return {
             task: [
-                item_of(example, self.loaded.tokenizer, self.opening)
-                for example in world.examples(task, "evaluate", self.budget.items, self.seed)
+                item_of(example, self.tokenizer, self.opening)
+                for example in world.examples(task, split, count, self.seed)
             ]
             for task in world.TASKS
         }
@@ -300,10 +423,28 @@ class Evidence:
     @cached_property
     def _task_traces(self) -> dict[str, Trace]:
         return {
-            task: take_trace(self.stepper, sequences_of(items), progress=f"{self.name}: {task}")
+            task: self._trace(sequences_of(items), task)
             for task, items in self.tasks.items()
             if items[0].example.scoring != "runs"
         }
+
+    @cached_property
+    def _validation_tasks(self) -> list[tuple[list[Item], Trace]]:
+        """Items and traces of the replayed tasks on the validation split: programs would cost a decode per margin."""
+        count = min(VALIDATED_ITEMS, self.budget.items)
+        return [
+            (items, self._trace(sequences_of(items), f"validate, {task}"))
+            for task, items in self._items("validate", count).items()
+            if items[0].example.scoring != "runs"
+        ]
+
+    def _validation_drop(self, point: OperatingPoint) -> float:
+        """Validation accuracy lost, mean over tasks: one task of 150 items moves in steps larger than the bound."""
+        drops = []
+        for items, trace in self._validation_tasks:
+            full, adaptive = (correct(items, trace, depths(trace, p)).mean() for p in (self.full, point))
+            drops.append(float(full - adaptive))
+        return float(np.mean(drops))
 
     @cached_property
     def _generated(self) -> dict[tuple[str, OperatingPoint], Bools]:
@@ -333,7 +474,7 @@ class Evidence:
         }
 
     def _run_programs(self, items: list[Item], point: OperatingPoint) -> Bools:
-        tokenizer = self.loaded.tokenizer
+        tokenizer = self.tokenizer
         newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
         right = []
         with self.open(point, max_rows=32) as decoder:
@@ -369,6 +510,11 @@ class Evidence:
     def lens(self, tokens: Ints) -> Floats:
         """The oracle of every audit: reference logits [n, L, V] after every layer."""
         return lens_logits(self.stepper, tokens)
+
+    def lens_at_end(self, tokens: Ints) -> Floats:
+        """Reference logits [L, V] of the last position."""
+        last: Floats = lens_logits(self.stepper, tokens, len(tokens) - 1)[0]
+        return last
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
         """``count`` prompts of exactly ``tokens`` tokens: openings of documents, then, where those run out, pieces.
@@ -413,7 +559,8 @@ class Evidence:
             out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)
         finally:
             model.generation_config = kept
-        return out[:, ids.shape[1] :].cpu().numpy()
+        emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
+        return emitted
 
     @cached_property
     def bridge(self) -> Finding:
@@ -433,9 +580,10 @@ class Evidence:
 
     @cached_property
     def timed_point(self) -> OperatingPoint:
-        """The point whose speed counts: the margin chosen on validation, else the calibrated default."""
-        chosen = self.selected.point if self.selected is not None and self.loaded.trained else None
-        return chosen if chosen is not None and chosen.adaptive else self.profile.point(0.0)
+        """The point whose speed counts: of those put forward, the one that saves most. F1 says what its quality is."""
+        if not self.loaded.trained:
+            return self.profile.point(0.0)
+        return max(self.losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
     def timings(self) -> dict[int, Timings]:
@@ -482,6 +630,32 @@ class Evidence:
                 synchronize=full.synchronize,
             )
 
+    @cached_property
+    def timed_row(self) -> dict[str, Any]:
+        """Time and FLOPs of the timed point, prompt included: what ``report_points`` cannot know of it."""
+        return {
+            "model": self.name,
+            "name": self.timed_point.name,
+            "end_to_end_reduction": self._request_reduction(),
+            "time_ratio": {
+                str(rows): float(np.exp(np.log(t.seconds["full"] / t.seconds["adaptive"]).mean()))
+                for rows, t in self.timings.items()
+            },
+        }
+
+    def _request_reduction(self) -> float | None:
+        """Share of FLOPs saved in timed requests, prompt and decoding together; None where nothing is counted."""
+        length, new = self.request_shape
+        prompts = self.prompts(COUNTED_REQUESTS, length)
+        totals = []
+        for point in (self.full, self.timed_point):
+            with self.open(point) as decoder:
+                works = [decoder.generate([prompt], new, frozenset()).work for prompt in prompts]
+            if any(work is None for work in works):
+                return None
+            totals.append(sum(flops(work[0], self.loaded.geometry).total for work in works if work is not None))
+        return 1 - totals[1] / totals[0]
+
     @property
     def timing_note(self) -> str:
         """One sentence: what was timed, and the smallest speed-up this budget could have decided."""
@@ -494,8 +668,13 @@ class Evidence:
             reach.append(f"batch {rows}: decides from {least:.3f}×, own full depth {own:.2f}× generate's speed")
         return (
             f"{self.name}: timed {self.timed_point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self.budget.pairs} pairs; " + "; ".join(reach)
+            f"{self.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; " + "; ".join(reach)
         )
+
+
+def _chance(item: Item) -> float:
+    """How often a guess is right: one option among several, never a free answer."""
+    return 1 / len(item.continuations) if item.example.scoring == "choice" else 0.0
 
 
 def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
@@ -508,12 +687,19 @@ def _discard(_: object) -> None:
 
 @contextmanager
 def open_model(name: str, settings: Settings) -> Iterator[Loaded]:
-    """Load a model for as long as the block lasts."""
+    """Load a model for as long as the block lasts.
+
+    A small one runs on one thread, unless OMP_NUM_THREADS says otherwise: its kernels take microseconds, and waking a
+    second thread for each made a run three times as long.
+    """
     loaded = load(name, device=settings.device, dtype=getattr(torch, settings.dtype), seed=settings.seed)
+    threads = torch.get_num_threads()
+    if loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
     try:
         yield loaded
     finally:
+        torch.set_num_threads(threads)
         del loaded
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-

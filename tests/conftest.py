@@ -1,8 +1,13 @@
-"""``slow`` tests build and install distributions: they run on request only, and say so."""
+"""``slow`` tests build and install distributions or measure speed: they run on request only, and say so."""
 
 from __future__ import annotations
 
+import os
+
 import pytest
+
+# Before torch is imported, and for child processes too: tiny models on a pool of threads run several times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -15,5 +20,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(
-                pytest.mark.skip(reason="builds and installs distributions: pass --run-slow, or tox -e wheel")
+                pytest.mark.skip(reason="builds distributions or measures speed: pass --run-slow, or tox -e wheel")
             )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
@@ -34,10 +34,14 @@ class EmptyCorpus(EmadError):
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth."""
+    """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
+
+    ``document`` numbers the text it was cut from: windows of one document are not independent.
+    """
 
     tokens: Ints
     adaptive_from: int = 0
+    document: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,51 +172,69 @@ def stream(stepper: Stepper, sequences: Iterable[TokenSequence]) -> Iterator[Tra
         yield trace_batch(stepper, batch)
 
 
-def take_trace(stepper: Stepper, sequences: Iterable[TokenSequence], *, progress: str | None = None) -> Trace:
-    """The whole trace in memory; ``progress`` names the bar, None shows none.
+def take_trace(
+    stepper: Stepper,
+    sequences: Iterable[TokenSequence],
+    *,
+    progress: str | None = None,
+    file: TextIO | None = None,
+) -> Trace:
+    """The whole trace in memory; ``progress`` names the bar, None shows none; it goes to ``file``, else to stderr.
 
     Raises:
         EmptyCorpus: no sequences.
     """
-    return joined(list(tqdm(stream(stepper, sequences), desc=progress, disable=progress is None, unit="batch")))
+    bar = tqdm(stream(stepper, sequences), desc=progress, disable=progress is None, unit="batch", file=file)
+    return joined(list(bar))
 
 
 @torch.inference_mode()
-def lens_logits(stepper: Stepper, tokens: Ints) -> Floats:
-    """Reference logits float64 [n, L, V] of one sequence after every layer, from one plain pass without a cache."""
+def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0) -> Floats:
+    """Reference logits float64 [n − first, L, V] of one sequence after every layer, from position ``first`` on.
+
+    One plain pass without a cache: the oracle of every audit.
+    """
     positions = np.arange(len(tokens))[None]
     frame = stepper.frame(positions, None)
     hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
     layers = []
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, None)
-        layers.append(stepper.logits(hidden)[0].double().cpu().numpy())
+        layers.append(stepper.logits(hidden[:, first:])[0].double().cpu().numpy())
     return np.stack(layers, axis=1)
 
 
 def windows(
-    documents: Iterable[Ints], window: int, opening: int | None, limit: int | None = None
+    documents: Iterable[Ints],
+    window: int,
+    opening: int | None,
+    limit: int | None = None,
+    per_document: int | None = None,
 ) -> Iterator[TokenSequence]:
     """Token sequences to score: one document per window, longer ones cut into windows that each start at full depth.
 
     ``documents`` yields int64 [n] without an opening token; ``opening`` (the model's beginning-of-text id, or None)
-    is put before each window, so that its first token is predicted too. ``limit`` counts windows.
+    is put before each window, so that its first token is predicted too. ``limit`` counts windows; ``per_document``
+    bounds how many of them one document may give, its first.
 
     Raises:
-        BadArgument: a window that cannot hold two tokens, a negative limit.
+        BadArgument: a window that cannot hold two tokens, a negative limit, no window per document.
     """
     if window < 2:
         raise BadArgument("window", window, "at least 2 tokens", "one to see and one to predict")
     if limit is not None and limit < 0:
         raise BadArgument("limit", limit, "a count of windows ≥ 0", "None takes all")
 
+    if per_document is not None and per_document < 1:
+        raise BadArgument("per_document", per_document, "a count of windows ≥ 1", "None takes all")
+
     def cut() -> Iterator[TokenSequence]:
         room = window - (opening is not None)
-        for document in documents:
-            for start in range(0, len(document), room):
+        for number, document in enumerate(documents):
+            for start in range(0, len(document), room)[:per_document]:
                 piece = np.asarray(document[start : start + room], dtype=np.int64)
                 tokens = piece if opening is None else np.concatenate([[opening], piece])
                 if len(tokens) >= 2:
-                    yield TokenSequence(tokens)
+                    yield TokenSequence(tokens, document=number)
 
     return islice(cut(), limit)

@@ -26,13 +26,16 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
 from emad_ref.models.stepper import Stepper
+from emad_ref.text.hub import reachable
 
 HUB: dict[str, str] = {
     "pythia-70m": "EleutherAI/pythia-70m",
@@ -64,8 +67,9 @@ class Loaded:
     """A model ready to be walked.
 
     ``model`` a transformers causal LM in eval mode; ``tokenizer`` None where there is none (random weights of a
-    published geometry); ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device;
-    ``trained`` False for random weights, about which quality claims say nothing; ``provenance`` plain JSON values.
+    published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why); ``fingerprint`` sha256
+    over config, weights and tokenizer, the same on every device; ``trained`` False for random weights, about which
+    quality claims say nothing; ``provenance`` plain JSON values.
     """
 
     name: str
@@ -126,15 +130,19 @@ def load(
     branch, tag or commit; ``seed`` draws random weights.
 
     Raises:
-        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub.
+        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, a device
+            that this machine does not have, weights that hold NaN or infinity.
         ModelUnavailable: weights that cannot be had.
     """
     source = _source_of(name)
     if revision is not None and source.hub_id is None:
         raise BadArgument("revision", revision, "None", f"{name} is not on the hub")
     precision = dtype or torch.float32
-    model, tokenizer = _MAKERS[source.kind](source, name, precision, revision, seed)
+    _require_device(device)
+    commit = None if source.hub_id is None else _commit_of(source, name, revision)
+    model, tokenizer = _MAKERS[source.kind](source, name, precision, commit, seed)
     model = model.to(device=device, dtype=precision).eval()
+    _require_finite(name, model)
     return Loaded(
         name=name,
         model=model,
@@ -148,7 +156,8 @@ def load(
             "source": source.kind,
             "hub_id": source.hub_id,
             "revision": revision,
-            "commit": getattr(model.config, "_commit_hash", None),
+            "commit": commit,
+            "tokenizer_missing": "" if tokenizer is not None else _why_no_tokenizer(source),
             "seed": seed if source.kind in ("random", "control") else None,
             "dtype": str(precision).removeprefix("torch."),
             "device": str(device),
@@ -156,6 +165,25 @@ def load(
             "transformers": transformers.__version__,
         },
     )
+
+
+def _require_device(device: str | torch.device) -> None:
+    """Before anything is read. CPU-only builds of torch assert where others raise."""
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
+
+
+def _require_finite(name: str, model: Any) -> None:
+    for parameter, values in model.named_parameters():
+        if not bool(torch.isfinite(values).all()):
+            raise BadArgument(
+                "name",
+                name,
+                "finite weights",
+                f"{parameter} holds NaN or infinity in {values.dtype}: fetch or save the checkpoint again",
+            )
 
 
 def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
@@ -205,9 +233,22 @@ def weights_folder() -> Path:
 # ---------------------------------------------------------------- weights
 
 
-def _stored(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+def _commit_of(source: _Source, name: str, revision: str | None) -> str:
+    """The commit that a branch, tag or nothing stands for; config, weights and tokenizer are all read from it."""
+    path = _reach(source, name, lambda: hf_hub_download(source.place, "config.json", **_where(source, revision)))
+    return Path(path).parent.name  # the cache keeps each commit's files in snapshots/COMMIT
+
+
+def _where(source: _Source, revision: str | None) -> dict[str, Any]:
+    """Arguments that every request to the hub takes; none for a folder."""
+    if source.hub_id is None:
+        return {}
+    return {"revision": revision, "local_files_only": not reachable()}
+
+
+def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
     """Model and tokenizer from a folder or the hub."""
-    where = {"revision": revision} if revision else {}
+    where = _where(source, commit)
     config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
     anatomy_of(config.get_text_config())  # before gigabytes are fetched
     model = _reach(
@@ -217,12 +258,30 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, revision: str | None
             source.place, config=config, dtype=dtype, trust_remote_code=False, weights_only=True, **where
         ),
     )
-    if source.hub_id is None and not any((Path(source.place) / file).is_file() for file in TOKENIZER_FILES):
+    if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None
     return model, _reach(source, name, lambda: _tokenizer(source.place, **where))
 
 
-def _tokenizer(place: str, **where: str) -> Any:
+def _is_stored(source: _Source, file: str, where: dict[str, Any]) -> bool:
+    """Whether the folder or repository has ``file``."""
+    if source.hub_id is None:
+        return (Path(source.place) / file).is_file()
+    try:
+        hf_hub_download(source.hub_id, file, **where)
+    except EntryNotFoundError:
+        return False
+    return True
+
+
+def _why_no_tokenizer(source: _Source) -> str:
+    if source.kind in ("random", "control"):
+        return "random weights of a published geometry come without one"
+    where = "the cached files of the hub repository" if source.hub_id is not None and not reachable() else source.place
+    return f"none of {', '.join(TOKENIZER_FILES)} in {where}"
+
+
+def _tokenizer(place: str, **where: Any) -> Any:
     return AutoTokenizer.from_pretrained(place, use_fast=True, trust_remote_code=False, **where)
 
 
@@ -236,6 +295,10 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
             f"name={name!r}, but its {what} could not be read; download it elsewhere (config, weights, tokenizer) and "
             f"pass the folder as the name, or use one of {', '.join(bundled_names()) or CONTROLS[0]} "
             f"({_first_line(error)})"
+        ) from error
+    except SafetensorError as error:
+        raise BadArgument(
+            "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
         ) from error
     except UnpicklingError as error:
         raise BadArgument(
@@ -251,7 +314,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _random(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     if source.place in bundled_names():
         folder = str(weights_folder() / source.place)
@@ -285,7 +348,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
     return model
 
 
-def _control(source: _Source, name: str, dtype: torch.dtype, revision: str | None, seed: int) -> tuple[Any, Any | None]:
+def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
     """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
 
     It reads text with the bundled tokenizer, which all bundled models share.

@@ -23,6 +23,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
+from emad_ref.models.fused import fused
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.record import Ints
 
@@ -67,6 +68,7 @@ class Frame:
         self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
         self.keys = max(starts) + queries
+        self.single = cached and queries == 1 and self.start is not None  # one query per row that sees every key
         self._slots: Tensor | None = None
         self._taken: dict[tuple[int, ...], Frame] = {}
         self._writer: _Writer | None = None
@@ -176,6 +178,7 @@ class Stepper:
         decoder = model.get_decoder()
         blocks, kinds = list(getattr(decoder, self.anatomy.blocks)), layer_kinds(config)
         self._blocks = list(zip(blocks, kinds, strict=True))
+        self._steps = [(fused(block, self.kernel) or block, kind) for block, kind in self._blocks]
         self.kinds: tuple[str, ...] = tuple(sorted(set(kinds)))
         self.window: int | None = config.sliding_window if SLIDING in kinds else None
         self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
@@ -256,7 +259,7 @@ class Stepper:
         if cache is not None:
             cache.require(first, last, frame)
         arguments = frame.arguments(cache)
-        for block, kind in self._blocks[first:last]:
+        for block, kind in (self._steps if frame.single else self._blocks)[first:last]:
             hidden = block(hidden, **arguments[kind])
         return hidden
 
@@ -315,10 +318,20 @@ class Stepper:
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
+        """One plain pass, and one cached step after a prompt, against the model's own logits."""
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
-        frame = self.frame(np.tile(np.arange(CHECKED_TOKENS), (CHECKED_ROWS, 1)), None)
-        mine = self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, None)).double()
         theirs = self.model(ids, use_cache=False).logits.double()
+        cache = self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
+        self._require_same(self._full_depth(ids, 0, None), theirs)
+        self._full_depth(ids[:, :-1], 0, cache)
+        self._require_same(self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:])
+
+    def _full_depth(self, ids: Tensor, start: int, cache: Cache | None) -> Tensor:
+        positions = np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1))
+        frame = self.frame(positions, cache)
+        return self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, cache)).double()
+
+    def _require_same(self, mine: Tensor, theirs: Tensor) -> None:
         same = mine.shape == theirs.shape
         relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
         tolerance = CHECK_TOLERANCE[self.dtype]

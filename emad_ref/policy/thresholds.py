@@ -10,12 +10,14 @@ Every rule here is the same comparison, signal_ℓ ≤ τ_ℓ, with another τ:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Bools, Floats
+from emad_ref.record import Bools
 
 
 def default_probes(layers: int) -> tuple[int, ...]:
@@ -33,7 +35,7 @@ def entropy_matched(
 ) -> OperatingPoint:
     """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
     return OperatingPoint(
-        name=f"emad m={margin_nats:.2f}" + ("" if schedule == "monotone" else f" {schedule}"),
+        name=f"emad m={_short(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
         family="emad",
         layers=layers,
         ceiling=layers,
@@ -44,10 +46,15 @@ def entropy_matched(
     )
 
 
+def _short(nats: float) -> str:
+    """Two decimals where they say it all, else four digits: points of one sweep must not share a name."""
+    return f"{nats:.2f}" if round(nats, 2) == nats else f"{nats:.4g}"
+
+
 def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
     """One threshold h₀ for every probe, no profile."""
     return OperatingPoint(
-        name=f"fixed h0={h0_nats:.2f}",
+        name=f"fixed h0={_short(h0_nats)}",
         family="fixed_entropy",
         layers=layers,
         ceiling=layers,
@@ -62,7 +69,7 @@ def require_one_bin(point: OperatingPoint) -> None:
         raise BadArgument("point.bins", point.bins, "none", "use one row of thresholds for all tokens")
 
 
-def fires(point: OperatingPoint, probe: int, signal: Floats) -> Bools:
+def fires(point: OperatingPoint, probe: int, signal: NDArray[np.floating[Any]]) -> Bools:
     """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
 
     The one comparison of the package, for replay and decoding alike. The threshold is rounded to float32, as the

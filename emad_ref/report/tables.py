@@ -20,8 +20,9 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> str:
     """One line per operating point; an empty string for none.
 
     Keys, all optional but ``name``: ``model``, ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
-    ``net_reduction`` (shares of decode FLOPs), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
-    ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``time_ratio`` (full depth / adaptive).
+    ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a timed request, its prompt included),
+    ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its ``interval`` (fractions), ``accuracy``
+    (task → [reference, candidate]), ``time_ratio`` (batch size → full depth / adaptive).
     The model has a column where there are several.
     """
     if not points:
@@ -38,10 +39,11 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> str:
                 "P50/P90": f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",
                 "FLOPs gross": _saved(point.get("gross_reduction")),
                 "net": _saved(point.get("net_reduction")),
+                "end to end": _saved(point.get("end_to_end_reduction")),
                 "perplexity": _perplexity(point),
                 "rise [95 %]": _rise(point),
                 "accuracy": _accuracies(point.get("accuracy")),
-                "speed": _number(point.get("time_ratio"), ".2f", "×"),
+                "speed": _speeds(point.get("time_ratio")),
             }
         )
     table: str = tabulate(rows, headers="keys", disable_numparse=True)
@@ -121,3 +123,7 @@ def _accuracies(accuracy: Mapping[str, Sequence[float | None]] | None) -> str:
         f"{task} {_number(reference, '.3f')} → {_number(candidate, '.3f')}"
         for task, (reference, candidate) in accuracy.items()
     )
+
+
+def _speeds(ratios: Mapping[str, float] | None) -> str:
+    return "\n".join(f"batch {rows}: {ratio:.2f}×" for rows, ratio in ratios.items()) if ratios else ABSENT

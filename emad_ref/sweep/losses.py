@@ -11,8 +11,10 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.record import Floats
+from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, decode_work, replay, replay_all, sums
+
+POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
 
 @dataclass(frozen=True, eq=False)  # holds arrays: a row is itself, not its values
@@ -59,3 +61,24 @@ def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
     return [loss_of(trace, geometry, replayed, reference) for replayed in replay_all(trace, points)]
+
+
+def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:
+    """[sequences] decided tokens before the first at ``depth`` [tokens] ≤ ``layer``; inf where none is.
+
+    With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
+    comes back: how soon it is there says whether a point adapts or has collapsed.
+    """
+    place = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
+    return np.minimum.reduceat(np.where(depth <= layer, place, np.inf), trace.starts[:-1])
+
+
+def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
+    """Mean ``depth`` [tokens] in each of ``POSITIONS`` (counted from 1) that holds tokens, e.g. ``{"1–32": 7.5}``."""
+    position = trace.position + 1
+    means = {}
+    for first, last in POSITIONS:
+        inside = (position >= first) & (True if last is None else position <= last)
+        if inside.any():
+            means[f"{first}+" if last is None else f"{first}–{last}"] = float(depth[inside].mean())
+    return means

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from emad_ref.point import OperatingPoint
 from emad_ref.sweep.losses import Loss
 
 PERPLEXITY_POINTS = 0.1  # the paper's bound
 PERPLEXITY_RELATIVE = 0.01  # ours beside it: at perplexity 1.4 the paper's 0.1 alone would be 7 %
+ACCURACY = 0.005  # the paper's bound on EM
 
 
 def within_bounds(row: Loss, reference_perplexity: float) -> bool:
@@ -16,10 +18,21 @@ def within_bounds(row: Loss, reference_perplexity: float) -> bool:
     return drop <= PERPLEXITY_POINTS and row.perplexity_rise <= PERPLEXITY_RELATIVE
 
 
-def cheapest_within_bounds(table: Sequence[Loss], reference_perplexity: float) -> Loss | None:
-    """The row of smallest mean depth whose validation drop is within bounds; None when there is none."""
-    admissible = [row for row in table if within_bounds(row, reference_perplexity)]
-    return min(admissible, key=lambda row: row.mean_depth, default=None)
+def cheapest_within_bounds(
+    table: Sequence[Loss], reference_perplexity: float, accuracy_drop: Callable[[OperatingPoint], float] | None = None
+) -> Loss | None:
+    """The row of smallest mean depth whose validation drop is within bounds; None when there is none.
+
+    Args:
+        accuracy_drop: point → loss of validation accuracy, a fraction, bound by 0.5 %; asked only about points within
+            the bounds of perplexity, cheapest first. None where there are no tasks.
+    """
+    for row in sorted(table, key=lambda row: row.mean_depth):
+        if not within_bounds(row, reference_perplexity):
+            continue
+        if accuracy_drop is None or accuracy_drop(row.point) <= ACCURACY:
+            return row
+    return None
 
 
 def equal_flops(table: Sequence[Loss], net_reduction: float) -> Loss | None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split
+from emad_ref.text.hub import offline, reachable
 
 HUB_SETS = {  # repository, configuration
     "wikitext": ("Salesforce/wikitext", "wikitext-2-raw-v1"),
@@ -153,7 +154,11 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
     try:
         from datasets import load_dataset  # an extra: only this source needs it
 
-        rows = load_dataset(name, configuration, split=part, streaming=True)
+        if reachable():
+            rows = load_dataset(name, configuration, split=part, streaming=True)
+        else:
+            with offline():  # what an earlier download left in the cache; that is no stream
+                rows = load_dataset(name, configuration, split=part, streaming=False)
         first = next(iter(rows))
     except Exception as error:  # the hub client raises dozens of types; all mean the same to the caller
         raise CorpusUnavailable(

@@ -218,11 +218,22 @@ def chart_example(rng: random.Random) -> Example:
     return Example("chart", prompt, f" {hops(image, start, 2)}", "exact")
 
 
+def recall_example(rng: random.Random) -> Example:
+    """Whom did they say goodbye to? The last word of a tale; options are both its names and two others."""
+    text = meeting(rng)
+    prompt, name = text.removesuffix(".\n").rsplit(" ", 1)
+    told = [other for other in NAMES if other in prompt.split()]
+    options = told + rng.sample([other for other in NAMES if other not in told], 4 - len(told))
+    rng.shuffle(options)
+    return Example("recall", prompt, f" {name}", "choice", options=tuple(f" {option}" for option in options))
+
+
 TASKS: dict[str, Callable[[random.Random], Example]] = {
     "inventory": inventory_example,
     "facts": facts_example,
     "code": code_example,
     "chart": chart_example,
+    "recall": recall_example,
 }
 
 

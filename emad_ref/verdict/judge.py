@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from scipy.stats import binomtest
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats, Ints
@@ -50,13 +51,14 @@ class PointEvidence:
     """What was measured at one operating point, against full depth on the same documents and items.
 
     ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
-    task name.
+    task name; ``chance`` the accuracy of guessing by task name, 0 where it is not named.
     """
 
     name: str
     net_reduction: float
     perplexity: Mapping[str, NllPair]
     tasks: Mapping[str, AnswerPair] = field(default_factory=dict)
+    chance: Mapping[str, float] = field(default_factory=dict)
 
 
 def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
@@ -127,8 +129,10 @@ def judge_f1(
     The accuracy leg asks whether two or more of k tasks lose more than a point; single tasks are listed beside it as
     measured. Its p-values are partial conjunctions (Benjamini & Heller 2008, Bonferroni form, valid whatever the
     dependence of the tasks): falsify with (k − 1) · p₍₂₎ of "the drop exceeds 1 point", survive with 2 · p₍ₖ₋₁₎ of "the
-    drop stays below": all tasks but one are shown to hold. A task below the minimum of items shows neither. Fewer than
-    two tasks leave the leg unmeasured, so that the row cannot survive on perplexity alone.
+    drop stays below": all tasks but one are shown to hold. A task below the minimum of items shows neither. A task that
+    full depth does not solve (not above chance at 5 %, or by less than the threshold) takes no part: it cannot lose
+    what it does not have. Fewer than two tasks leave the leg unmeasured, so that the row cannot survive on perplexity
+    alone.
 
     Args:
         points: the points put forward (F1), or the whole sweep (F1-literal).
@@ -204,12 +208,27 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
     """The accuracy leg of one point, and each task as a leg that only reports."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: accuracy_drop(*answers, threshold=threshold) for task, answers in point.tasks.items()}
+    unsolved = {task for task in drops if not _solved(point.tasks[task][0], point.chance.get(task, 0.0), threshold)}
     tasks = [
-        Leg(f"{point.name}: {task}", "measured", drop.value, _finite(drop), drop.n, threshold, drop.unit)
+        Leg(
+            f"{point.name}: {task}",
+            "measured",
+            drop.value,
+            _finite(drop),
+            drop.n,
+            threshold,
+            drop.unit,
+            "full depth does not solve it: it cannot fall" if task in unsolved else "",
+        )
         for task, drop in drops.items()
     ]
+    scored = len(drops)
+    drops = {task: drop for task, drop in drops.items() if task not in unsolved}
     if len(drops) < 2:
-        return _unseen(name, f"{len(drops) or 'no'} task was scored; the criterion speaks of two"), tasks
+        seen = f"{scored or 'no'} task was scored"
+        if unsolved:
+            seen = f"full depth solves {len(drops) or 'none'} of {scored} tasks"
+        return _unseen(name, f"{seen}; the criterion speaks of two"), tasks
     small = {task: drop.n for task, drop in drops.items() if drop.n < claim.minimum.get("items", 0)}
     second = sorted(drops, key=lambda task: drops[task].value)[-2]
     above = sorted(1.0 if task in small else drop.p_above for task, drop in drops.items())
@@ -229,11 +248,17 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
     )
 
     def needed(error: float) -> int | None:
-        items = [needed_items(*answers, threshold=threshold, error=error / 2) for answers in point.tasks.values()]
+        items = [needed_items(*point.tasks[task], threshold=threshold, error=error / 2) for task in drops]
         reachable = sorted(number for number in items if number is not None)
         return reachable[len(drops) - 2] if len(reachable) > len(drops) - 2 else None
 
     return _Tested(leg, "items per task", needed), tasks
+
+
+def _solved(right: Bools, chance: float, threshold: float) -> bool:
+    """Whether full depth answers better than guessing, shown at 5 %, and has more than ``threshold`` to lose."""
+    shown = binomtest(int(right.sum()), len(right), chance, alternative="greater").pvalue <= LEVEL
+    return bool(shown and right.mean() - chance > threshold)
 
 
 def judge_f2(
@@ -246,12 +271,13 @@ def judge_f2(
 ) -> Verdict:
     """EMAD-F2: end-to-end speed-up of adaptive decoding over full depth, paired; every batch size is a leg.
 
-    A leg whose full depth is shown (one-sided, 5 %, uncorrected) to be slower than the model's own ``generate`` is
-    inconclusive: a sleeping baseline flatters whatever is compared with it. So is one without that check.
+    The baseline is the faster of our full depth and the model's own ``generate``, batch size by batch size. A leg whose
+    full depth is shown (one-sided, 5 %, uncorrected) to be slower than ``generate`` is inconclusive: a sleeping
+    baseline flatters whatever is compared with it. So is one without that check.
 
     Args:
         pairs: batch size → seconds (full depth, adaptive), [pairs] each.
-        baselines: batch size → seconds (our full depth, ``generate``), [pairs] each.
+        baselines: batch size → seconds (our full depth, ``generate``), [pairs] each, of the same pairs.
         claim: threshold ``speedup_ratio``; minimum ``pairs``.
         other_legs: gating legs of the run decided elsewhere.
     """
@@ -261,10 +287,11 @@ def judge_f2(
     tested: list[_Tested] = []
     listed: list[Leg] = []
     for batch, arms in pairs.items():
-        test = _tested(
-            f"batch {batch}", log_ratio(*arms, threshold=threshold), "below", threshold, claim.minimum, "pairs"
-        )
-        doubt = _sleeping(baselines.get(batch))
+        name, beside = f"batch {batch}", baselines.get(batch)
+        doubt = _sleeping(beside)
+        if not doubt and beside is not None and log_ratio(*beside).value > 1:
+            name, arms = f"{name}, against generate", (beside[1], arms[1])
+        test = _tested(name, log_ratio(*arms, threshold=threshold), "below", threshold, claim.minimum, "pairs")
         if doubt:
             listed.append(replace(test.leg, reason=doubt, p_falsify=None, p_survive=None))
         else:
@@ -284,7 +311,9 @@ def _sleeping(arms: TimePair | None) -> str:
     )
 
 
-def judge_e1(entropy_sums: Floats, tokens: Ints, claim: Claim, model: str, rng: np.random.Generator) -> Verdict:
+def judge_e1(
+    entropy_sums: Floats, tokens: Ints, claim: Claim, model: str, rng: np.random.Generator, *, other_legs: int = 0
+) -> Verdict:
     """EMAD-E1: mean entropy falls from each layer to the next; one leg per step, resampled by document.
 
     An adjacent rise shown to be above zero falsifies; a step that is flat within its interval leaves the row
@@ -294,6 +323,7 @@ def judge_e1(entropy_sums: Floats, tokens: Ints, claim: Claim, model: str, rng: 
         entropy_sums: [documents, L] Σ_t H_ℓ(t) per document and layer, nats; all layers, not probes only.
         tokens: [documents].
         claim: threshold ``entropy_rise_nats``; minimum ``documents``.
+        other_legs: gating legs of the run decided elsewhere.
     """
     threshold = claim.thresholds["entropy_rise_nats"]
     steps = profile_steps(entropy_sums, tokens, threshold=threshold, rng=rng)
@@ -304,7 +334,7 @@ def judge_e1(entropy_sums: Floats, tokens: Ints, claim: Claim, model: str, rng: 
     slope = profile_slope(entropy_sums, tokens, threshold=threshold, rng=rng)
     interval = _finite(slope)
     measured = Leg("slope over all layers", "measured", slope.value, interval, slope.n, threshold, slope.unit)
-    return _row(claim, model, [*_decided(tested), measured])
+    return _row(claim, model, [*_decided(tested, other_legs), measured])
 
 
 def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:

@@ -7,15 +7,18 @@ import pytest
 
 from emad_ref.replay import sums
 from emad_ref.verdict.judge import judge_e1, not_applicable
+from pytest_emad.family import other_legs
 
 
 @pytest.mark.emad(claim="EMAD-E1")
-def test_entropy_falls_with_depth(emad_evidence, emad_record, emad_register, emad_rng):
+def test_entropy_falls_with_depth(emad_evidence, emad_record, emad_register, emad_rng, emad_settings):
     evidence, claim = emad_evidence, emad_register["EMAD-E1"]
     if reason := evidence.without_quality:
         emad_record.claim(not_applicable(claim, evidence.name, reason), evidence.corpus, evidence.fingerprint)
         return
     trace = evidence.evaluation
     entropy = np.stack([sums(trace, trace.entropy_nats[:, layer]) for layer in range(trace.layers)], axis=1)
-    verdict = judge_e1(entropy, trace.lengths, claim, evidence.name, emad_rng)
+    entropy, tokens = evidence.by_document(entropy), evidence.by_document(trace.lengths)
+    others = other_legs("EMAD-E1", emad_settings, emad_register, trace.layers)
+    verdict = judge_e1(entropy, tokens, claim, evidence.name, emad_rng, other_legs=others)
     emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.verdict.judge import judge_f2
+from pytest_emad.family import other_legs
 from pytest_emad.replayclock import CLOCK, record_samples
 
 
 @pytest.mark.emad(claim="EMAD-F2", measures=True)
-def test_wall_clock_improves(emad_evidence, emad_record, emad_register):
+def test_wall_clock_improves(emad_evidence, emad_record, emad_register, emad_settings):
     evidence = emad_evidence
     with emad_record.unless_unsupported("EMAD-F2", evidence.name):
         timings = evidence.timings
         pairs = {rows: (t.seconds["full"], t.seconds["adaptive"]) for rows, t in timings.items()}
         baselines = {rows: (t.seconds["full"], t.seconds["generate"]) for rows, t in timings.items()}
         emad_record.note(evidence.timing_note)
-        verdict = judge_f2(pairs, baselines, emad_register["EMAD-F2"], evidence.name)
+        emad_record.point(evidence.timed_row)
+        others = other_legs("EMAD-F2", emad_settings, emad_register, evidence.stepper.layers)
+        verdict = judge_f2(pairs, baselines, emad_register["EMAD-F2"], evidence.name, other_legs=others)
         emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
 
 

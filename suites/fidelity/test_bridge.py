@@ -19,9 +19,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(emad_evidence, emad_aud
     prompts = emad_evidence.prompts(ROWS, LENGTH)
     with emad_evidence.open(point, max_rows=ROWS) as decoder:
         emad_audit(
-            generation(
-                decoder, emad_evidence.lens, point, prompts, NEW, emad_evidence.tolerance, exact_context=False
-            )
+            generation(decoder, emad_evidence.lens, point, prompts, NEW, emad_evidence.tolerance, exact_context=False)
         )
 
 

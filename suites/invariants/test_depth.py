@@ -25,9 +25,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(emad_evidence, emad_au
     point = emad_evidence.full
     prompts, continuation = emad_evidence.rows(ROWS, FED)
     with emad_evidence.open(point, max_rows=ROWS) as decoder:
-        emad_audit(
-            forced(decoder, emad_evidence.lens, point, prompts, continuation, emad_rng, emad_evidence.tolerance)
-        )
+        emad_audit(forced(decoder, emad_evidence.lens, point, prompts, continuation, emad_rng, emad_evidence.tolerance))
 
 
 def test_rollback_restores_tokens_cache_and_cap(emad_evidence, emad_audit):

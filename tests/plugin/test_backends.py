@@ -7,12 +7,13 @@ import pytest
 from tests.plugin.conftest import Run
 
 ASK = """
+from types import SimpleNamespace
 import pytest
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request, Unsupported
 from pytest_emad.backends import make_decoder
 
-REQUEST = Request(ModelRef("m", lambda: "weights"), full_depth(2))
+REQUEST = Request(ModelRef("m", lambda: SimpleNamespace(stepper="weights")), full_depth(2))
 
 @pytest.mark.emad
 def test_decoder(request):
@@ -62,7 +63,7 @@ def test_ours_answers_last_and_can_be_named(
     import types
 
     stand_in = types.ModuleType("emad_ref.decoding.walked")
-    stand_in.WalkedDecoder = lambda loaded, point, **rest: [loaded, point.name, rest]  # type: ignore[attr-defined]
+    stand_in.WalkedDecoder = lambda stepper, point, **rest: [stepper, point.name, rest]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.decoding.walked", stand_in)
     ours = ["weights", "full depth", {"seed": 0, "max_rows": 1, "temperature": 0.0}]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))

@@ -171,6 +171,19 @@ def test_refusals_of_a_decoder_become_not_applicable(project: pytest.Pytester, r
     assert (claim["verdict"], claim["reason"]) == ("not applicable", "only lowers depth")
 
 
+def test_what_a_decoder_declines_outside_a_claim_is_skipped_with_its_reason(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        from emad_ref.protocol import Unsupported
+        def test_audit():
+            raise Unsupported("only lowers depth")
+        """
+    )
+    result = run("-rs")
+    result.assert_outcomes(skipped=1)
+    result.stdout.fnmatch_lines(["SKIPPED*not applicable (only lowers depth)"])
+
+
 @pytest.mark.parametrize(
     ("call", "said"),
     [

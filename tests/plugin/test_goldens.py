@@ -145,10 +145,10 @@ def test_no_golden_recorded_is_not_a_failure_unless_required(project: pytest.Pyt
     result.stdout.fnmatch_lines(["*no golden recorded for never/recorded*"])
 
 
-def test_a_damaged_golden_fails_its_test(project: pytest.Pytester, run: Run) -> None:
+def test_a_damaged_golden_ends_the_run(project: pytest.Pytester, run: Run) -> None:
     update(project, run, [1, 2])
     for path in (project.path / "goldens").glob("tokens*"):
         path.unlink()
     result = run("--emad-golden", "goldens")
-    result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*DamagedGolden*is listed in*is missing*"])
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stdout.fnmatch_lines(["*golden 'tokens/abc' is listed in*is missing; restore it*"])

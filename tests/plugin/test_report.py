@@ -68,6 +68,23 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     assert list((project.path / "out" / "deep").iterdir()) == [project.path / "out" / "deep" / "report.json"]
 
 
+def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        def test_quality(emad_record):
+            emad_record.point({"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": None})
+            emad_record.point({"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None})
+        def test_time(emad_record):
+            emad_record.point({"model": "m", "name": "p", "mean_depth": None, "time_ratio": {"1": 1.5}})
+        """
+    )
+    run("--emad-report", "out")
+    assert report_of(project.path / "out")["points"] == [
+        {"model": "m", "name": "p", "mean_depth": 5.0, "time_ratio": {"1": 1.5}},
+        {"model": "other", "name": "p", "mean_depth": 6.0, "time_ratio": None},
+    ]
+
+
 def test_a_verdict_is_kept_when_its_test_fails_later(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(
         """

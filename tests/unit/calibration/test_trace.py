@@ -64,6 +64,15 @@ def test_the_limit_counts_windows_and_reads_no_further():
     assert cut([5], 3, 9, limit=0) == []
 
 
+def test_windows_know_their_document_and_one_document_gives_no_more_than_its_share():
+    documents = [np.arange(9), np.arange(1), np.arange(2), np.arange(7)]
+    cut = list(windows(documents, 3, None, per_document=2))
+    assert [s.document for s in cut] == [0, 0, 2, 3, 3]
+    assert [s.tokens.tolist() for s in cut] == [[0, 1, 2], [3, 4, 5], [0, 1], [0, 1, 2], [3, 4, 5]]
+    with pytest.raises(BadArgument, match="per_document=0, but expected a count of windows ≥ 1"):
+        windows(documents, 3, None, per_document=0)
+
+
 def test_windows_start_at_full_depth_and_decide_from_their_first_token():
     assert [s.adaptive_from for s in windows([np.arange(6)], 3, 9)] == [0, 0, 0]
 

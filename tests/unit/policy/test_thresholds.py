@@ -33,6 +33,12 @@ def test_emad_lowers_every_target_by_the_margin():
 
 def test_a_schedule_is_named_in_the_point_and_validated_by_it():
     assert entropy_matched(12, PROBES, TARGETS, 0.1, "free_eager").name == "emad m=0.10 free_eager"
+
+
+def test_margins_that_two_decimals_confuse_have_names_of_their_own():
+    names = {entropy_matched(12, PROBES, TARGETS, margin).name for margin in (0.0, 0.003, 0.0031, 0.25, 0.2503)}
+    assert names == {"emad m=0.00", "emad m=0.003", "emad m=0.0031", "emad m=0.25", "emad m=0.2503"}
+    assert fixed_entropy(12, PROBES, 0.123456).name == "fixed h0=0.1235"
     with pytest.raises(BadArgument, match="schedule='sideways', but expected one of monotone"):
         entropy_matched(12, PROBES, TARGETS, 0.1, "sideways")
 

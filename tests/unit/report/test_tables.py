@@ -18,7 +18,8 @@ POINT = {
     "perplexity_rise": 0.0125,
     "interval": [0.011, 0.014],
     "accuracy": {"recall": [0.9, 0.88], "count": [0.5, None]},
-    "time_ratio": 1.234,
+    "end_to_end_reduction": 0.207,
+    "time_ratio": {"1": 1.234, "4": 1.1},
 }
 
 
@@ -31,7 +32,8 @@ def claim(**changes) -> dict:
 
 def test_a_point_shows_every_number_with_its_unit():
     table = points_table([POINT])
-    for part in ("7.25", "4/12", "-40.0 %", "-31.2 %", "1.429 → 1.447", "+1.25 % [+1.10 %, +1.40 %]", "1.23×"):
+    parts = ("7.25", "4/12", "-40.0 %", "-31.2 %", "-20.7 %", "1.429 → 1.447", "+1.25 % [+1.10 %, +1.40 %]")
+    for part in (*parts, "batch 1: 1.23×", "batch 4: 1.10×"):
         assert part in table, part
     assert "recall 0.900 → 0.880" in table
     assert "count 0.500 → –" in table
@@ -41,7 +43,7 @@ def test_what_was_not_measured_is_a_dash_and_never_a_zero():
     table = points_table([{"name": "bare"}])
     row = table.splitlines()[-1]
     assert "0" not in row
-    assert row.split() == ["bare", "–", "–/–", "–", "–", "–", "–", "–", "–"]
+    assert row.split() == ["bare", "–", "–/–", "–", "–", "–", "–", "–", "–", "–"]
     bare = claims_table([claim(estimate=None, interval=None, n=0, threshold=None, verdict="unmeasured")])
     assert "0" not in bare.splitlines()[-1].replace("all 2 legs", "")
 

@@ -12,7 +12,7 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
-from emad_ref.sweep.losses import loss_table
+from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
 
 GEOMETRY = geometry_of(small_config("gpt_neox"))
@@ -99,3 +99,15 @@ def test_rows_come_in_the_order_of_the_points(trace):
     assert [row.point for row in table] == points
     assert table[0].mean_depth == 2.0
     assert loss_table(trace, GEOMETRY, []) == []
+
+
+def test_tokens_before_a_layer_are_counted_from_each_sequences_first_decided_one(trace):
+    assert tokens_before(trace, np.array(DEPTHS), 2).tolist() == [np.inf, 0]
+    assert tokens_before(trace, np.array(DEPTHS), 4).tolist() == [1, 0]
+    assert tokens_before(trace, np.array(DEPTHS), LAYERS).tolist() == [0, 0]
+
+
+def test_depth_by_position_leaves_out_spans_without_tokens(trace):
+    assert depth_by_position(trace, np.array(DEPTHS)) == {"1–32": pytest.approx(np.mean(DEPTHS))}
+    far = replace(trace, position=np.array([31, 32, 127, 128, 900]))
+    assert depth_by_position(far, np.array([6, 5, 3, 2, 1])) == {"1–32": 6.0, "33–128": 4.0, "129+": 1.5}

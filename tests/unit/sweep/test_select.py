@@ -44,6 +44,14 @@ def test_no_row_within_bounds_is_none():
     assert cheapest_within_bounds([], 20.0) is None
 
 
+def test_half_a_point_of_accuracy_binds_beside_perplexity():
+    table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0), row(20.05, 20.0, 8.0), row(25.0, 20.0, 2.0)]
+    drops = iter([0.0051, 0.005])  # asked cheapest first, and never about a row that perplexity rules out
+    assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[2]
+    assert next(drops, None) is None
+    assert cheapest_within_bounds(table, 20.0, lambda point: math.nan) is None
+
+
 def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
     table = [
         row(20.0, 20.0, saved=0.1),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref.errors import BadArgument
+from emad_ref.text import sources
 from emad_ref.text.documents import SPLITS
 from emad_ref.text.sources import CorpusUnavailable, articles, documents_of
 
@@ -121,6 +122,7 @@ def hub(monkeypatch):
         return iter(parts[split]) if isinstance(parts[split], tuple) else parts[split]
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    monkeypatch.setattr(sources, "reachable", lambda: True)
     return parts
 
 

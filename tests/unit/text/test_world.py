@@ -139,3 +139,12 @@ def test_examples_come_as_many_as_asked_for_and_know_how_they_are_scored(task, s
     assert {(e.task, e.scoring) for e in drawn} == {(task, scoring)}
     assert drawn == list(world.examples(task, "evaluate", 7))
     assert drawn != list(world.examples(task, "validate", 7))
+
+
+def test_a_recall_offers_both_names_of_the_tale_and_two_others():
+    for example in world.examples("recall", "evaluate", 50):
+        told = [name for name in world.NAMES if name in example.prompt.split()]
+        assert len(set(example.options)) == 4
+        assert {f" {name}" for name in told} <= set(example.options)
+        assert example.answer in example.options
+        assert example.answer.strip() in told

@@ -192,6 +192,18 @@ def test_f1_with_fewer_than_two_tasks_cannot_survive_on_perplexity_alone(lost):
     assert f1(point(rise=0.05, lost=lost)).verdict == "falsified"
 
 
+def test_f1_tasks_that_full_depth_does_not_solve_prove_nothing():
+    good = point()
+    wrong, coin = np.zeros(1000, dtype=bool), np.arange(1000) % 2 == 0
+    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], (wrong, wrong)))
+    verdict = f1(poor)
+    assert verdict.verdict == "inconclusive"
+    assert "solves 1 of 3 tasks" in " ".join(leg.reason for leg in verdict.legs)
+    guessed = {"a": (coin, coin), "b": (coin, coin)}
+    assert f1(replace(good, tasks=guessed)).verdict == "survived"
+    assert f1(replace(good, tasks=guessed, chance={"a": 0.5})).verdict == "inconclusive"
+
+
 def test_f1_without_a_corpus_cannot_survive():
     bare = replace(point(), perplexity={})
     verdict = f1(bare)
@@ -296,6 +308,26 @@ def test_f2_without_the_check_against_generate_is_inconclusive():
     verdict = judge_f2({1: times(1.3)}, {}, F2, "m")
     assert verdict.verdict == "inconclusive"
     assert "generate" in verdict.reason
+
+
+def test_f2_compares_with_generate_where_that_is_the_faster_though_not_surely():
+    full, adaptive = times(1.16)
+    generate = full / np.exp(0.02 + 0.2 * np.random.default_rng(3).standard_normal(30))
+    generate *= np.exp(np.log(full / generate).mean() - 0.02)  # 2 % faster on average, far from surely
+    verdict = judge_f2({1: (full, adaptive)}, {1: (full, generate)}, F2, "m")
+    assert list(outcomes(verdict)) == ["batch 1, against generate"]
+    assert verdict.estimate == pytest.approx(1.16 / np.exp(0.02), rel=0.02)
+    assert judge_f2({1: (full, adaptive)}, {1: (full, full * 1.01)}, F2, "m").verdict == "survived"
+
+
+@pytest.mark.parametrize("claimed", ["F1", "F2"])
+def test_gating_legs_decided_elsewhere_make_a_marginal_leg_inconclusive(claimed):
+    def judged(others):
+        return f2({1: 1.112}, other_legs=others) if claimed == "F2" else f1(point(0.0089), other_legs=others)
+
+    assert judged(0).verdict == "survived"
+    assert judged(60).verdict == "inconclusive"
+    assert "after Holm over 6" in " ".join(leg.reason for leg in judged(60).legs)
 
 
 @pytest.mark.parametrize("ratio", [1.5, 0.9])

@@ -1,0 +1,50 @@
+"""Progress bars are seen on a terminal although pytest captures, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pytest_emad import progress
+
+SUITE = """
+from tqdm import tqdm
+from pytest_emad import progress
+def test():
+    for _ in tqdm(range(3), desc="a long pass", file=progress.stream()):
+        pass
+    print("captured")
+"""
+
+
+def test_a_terminal_shows_bars_and_capture_keeps_the_rest(run_apart: object, project: pytest.Pytester) -> None:
+    project.makepyfile(SUITE)
+    terminal, theirs = os.openpty()
+    plugins = [word for name in project.plugins for word in ("-p", name)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *plugins, "-q"]
+    done = subprocess.run(command, cwd=project.path, stdout=subprocess.PIPE, stderr=theirs, check=False, timeout=60)
+    os.close(theirs)
+    shown = os.read(terminal, 65536).decode()
+    os.close(terminal)
+    assert done.returncode == 0, done.stdout.decode()
+    assert "a long pass: 100%" in shown
+    assert "captured" not in shown + done.stdout.decode()
+
+
+def test_where_standard_error_is_no_terminal_bars_stay_captured(run_apart: object, project: pytest.Pytester) -> None:
+    project.makepyfile(SUITE)
+    result = run_apart("-q")
+    result.assert_outcomes(passed=1)
+    assert "a long pass" not in result.stdout.str() + result.stderr.str()
+
+
+def test_workers_of_xdist_share_a_terminal_and_so_leave_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "isatty", lambda descriptor: True)
+    progress.open_stream(worker=True)
+    try:
+        assert progress.stream() is None
+    finally:
+        progress.close_stream()

@@ -1,0 +1,123 @@
+"""Tiny local models, and a pytest inside the pytest that judges them with the suites of this checkout."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+import emad_ref
+from emad_ref.models.loading import load
+from tests.small import small_model
+
+ROOT = Path(emad_ref.__file__).parents[1]
+SUITES = ROOT / "suites"
+SIZES: dict[str, Any] = {
+    "vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 64,
+    "max_position_embeddings": 96, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+UNGATED = "[EMAD-F1]\ngate = false\n"  # random weights cannot pass it, and these tests ask about the machinery
+
+Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the outer run's CI, options and threads nor the network reach the inner runs."""
+    for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_for_good(tiny: Path) -> None:
+    """pytester takes every module back out that was imported while it was in force; torch's cannot come in twice."""
+    for module in (
+        *("hypothesis.stateful", "scipy.stats", "sklearn.isotonic", "torch._dynamo", "torch.distributed.fsdp"),
+        *("pytest_emad.auditing", "pytest_emad.session"),
+    ):
+        importlib.import_module(module)
+    model = load(str(tiny)).model
+    model.generate(torch.ones(1, 2, dtype=torch.long), max_new_tokens=1, pad_token_id=0)
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a GPT-NeoX of four layers, without a tokenizer: its corpus is its own text."""
+    folder = tmp_path_factory.mktemp("models") / "tiny"
+    small_model("gpt_neox", torch.float32, config=AutoConfig.for_model("gpt_neox", **SIZES)).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def reader(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model with a tokenizer of whole words: it reads files."""
+    folder = tmp_path_factory.mktemp("models") / "reader"
+    shutil.copytree(tiny, folder)
+    add_tokenizer(folder)
+    return folder
+
+
+def add_tokenizer(folder: Path) -> None:
+    """Words w1 … w119; anything else is <end>."""
+    words = {"<end>": 0} | {f"w{i}": i for i in range(1, SIZES["vocab_size"])}
+    backend = Tokenizer(WordLevel(words, unk_token="<end>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>").save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def ungated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A claims file under which quality is reported and does not gate."""
+    file = tmp_path_factory.mktemp("claims") / "ungated.toml"
+    file.write_text(UNGATED)
+    return file
+
+
+def _arguments(suites: tuple[str, ...], options: dict[str, object], more: tuple[object, ...]) -> list[str]:
+    """Paths of ``suites``, ``--emad-NAME VALUE`` for each option, and the rest as it stands."""
+    flags = [str(part) for name, value in options.items() for part in (f"--emad-{name.replace('_', '-')}", value)]
+    paths = [str(SUITES / suite) for suite in suites]
+    return ["-p", "no:cacheprovider", f"-c{ROOT / 'pyproject.toml'}", *paths, *flags, *map(str, more)]
+
+
+@pytest.fixture
+def judge(pytester: pytest.Pytester) -> Run:
+    """``judge("invariants", model=folder)`` runs suites in this process: seconds less than a process of its own."""
+
+    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
+        return pytester.runpytest_inprocess(*_arguments(suites, options, more))
+
+    return run
+
+
+@pytest.fixture
+def judge_apart(pytester: pytest.Pytester) -> Run:
+    """The same as a command of its own, as a user types it."""
+
+    def run(*suites: str, more: tuple[object, ...] = (), **options: object) -> pytest.RunResult:
+        return pytester.runpytest_subprocess(*_arguments(suites, options, more))
+
+    return run
+
+
+def text_of(result: pytest.RunResult) -> str:
+    """Everything the run said, on both streams."""
+    return f"{result.stdout.str()}\n{result.stderr.str()}"
+
+
+def verdicts_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """The ``claims`` of a run with ``--emad-report folder``, by id."""
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return {claim["id"]: claim for claim in report["claims"]}

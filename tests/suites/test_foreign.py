@@ -1,0 +1,82 @@
+"""Somebody else's decoder under the suites: an honest one passes all of them, a defective one fails by name.
+
+The decoder comes from the conftest of the project that is under test, as an accelerator team would bring it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.suites.conftest import Run, text_of, verdicts_of
+
+HONEST = """
+from tests.decoders.foreign import ForeignDecoder
+
+def pytest_emad_make_decoder(config, request):
+    return ForeignDecoder(request.model.load().model, request.point)
+"""
+DEFECTIVE = """
+from tests.decoders.defective import DEFECTS
+
+def pytest_emad_make_decoder(config, request):
+    return DEFECTS[{defect!r}][0](request.model.load().model, request.point)
+"""
+DECLINING = """
+from emad_ref.protocol import Unsupported
+
+def pytest_emad_make_decoder(config, request):
+    raise Unsupported("this part has no room for that model")
+"""
+PLANTED = {  # defect → what the run must say
+    "stale K/V after rollback": "audit rollback:",
+    "position off by one": "audit forced:",
+    "depth rises behind a false cap": "audit decisions:",
+    "full-depth tokens in generate only": "audit generation:",
+    "batch-wide exit": "audit rows:",
+}
+
+
+def test_an_honest_foreign_decoder_passes_every_suite(
+    pytester: pytest.Pytester, judge_apart: Run, tiny: Path, ungated: Path
+) -> None:
+    pytester.makeconftest(HONEST)
+    result = judge_apart(
+        *("invariants", "fidelity", "claims", "cost/test_flops.py"),
+        more=(".",), model=tiny, claims=ungated, report="out",
+    )  # fmt: skip
+    outcomes = result.parseoutcomes()
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    assert outcomes["passed"] >= 15
+    assert set(outcomes) <= {"passed", "warnings", "warning"}
+    verdicts = verdicts_of(pytester.path / "out")
+    assert verdicts["EMAD-E2"]["verdict"] == "survived"
+    assert verdicts["EMAD-E5"]["verdict"] == "not applicable"
+    assert "does not count" in verdicts["EMAD-E5"]["reason"]
+
+
+@pytest.mark.parametrize("defect", PLANTED)
+def test_a_defect_fails_the_suites_by_the_name_of_its_check(
+    pytester: pytest.Pytester, judge: Run, tiny: Path, defect: str
+) -> None:
+    pytester.makeconftest(DEFECTIVE.format(defect=defect))
+    result = judge("invariants/test_depth.py", "fidelity/test_bridge.py", more=(".",), model=tiny)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert PLANTED[defect] in text_of(result)
+
+
+def test_the_provider_must_be_chosen_where_there_are_two(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
+    pytester.makeconftest(HONEST)
+    pytester.makepyfile(second=DECLINING)
+    pytester.syspathinsert()
+    result = judge("invariants", more=(".", "-p", "second"), model=tiny)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--emad-backend=None, but expected a choice between" in text_of(result)
+
+
+def test_a_decoder_that_declines_is_not_applicable(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
+    pytester.makeconftest(DECLINING)
+    judge("invariants/test_kv_consistency.py", more=(".",), model=tiny, report="out").assert_outcomes(passed=1)
+    verdict = verdicts_of(pytester.path / "out")["EMAD-E2"]
+    assert (verdict["verdict"], verdict["reason"]) == ("not applicable", "this part has no room for that model")

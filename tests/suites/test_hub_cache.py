@@ -1,0 +1,84 @@
+"""A model from the hub's cache, on a machine that cannot reach the hub: with a tokenizer, without, and with no cache.
+
+The cache is laid out as huggingface_hub lays it out; the weights in it are tiny.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.suites.conftest import Run, text_of, verdicts_of
+
+COMMIT = "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"
+NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once, like a host without a network
+LOADS = """
+import json
+from emad_ref.models.loading import load
+print(json.dumps(load("pythia-410m").provenance))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache; what is put into ``snapshot_of(cache)`` is EleutherAI/pythia-410m."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
+    monkeypatch.delenv("HF_HUB_CACHE", raising=False)
+    return tmp_path / "hf" / "hub"
+
+
+def put_into(cache: Path, folder: Path) -> None:
+    repository = cache / "models--EleutherAI--pythia-410m"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    shutil.copytree(folder, repository / "snapshots" / COMMIT)
+
+
+def loaded_apart() -> subprocess.CompletedProcess[str]:
+    """``load("pythia-410m")`` in a process of its own: huggingface_hub reads its environment once."""
+    return subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_a_cached_model_reaches_verdicts_on_its_own_text(
+    request: pytest.FixtureRequest, judge_apart: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
+) -> None:
+    """WikiText is out of reach here, so the corpus is ``self`` even where the model could read."""
+    put_into(cache, request.getfixturevalue("reader" if tokenizer else "tiny"))
+    options = {"model": "pythia-410m", "claims": ungated, "report": tmp_path / "out"}
+    result = judge_apart("claims", "fidelity/test_full_depth.py", **options)
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    verdicts = verdicts_of(tmp_path / "out")
+    assert verdicts["EMAD-E1"]["verdict"] in ("survived", "falsified")
+    assert verdicts["EMAD-E1"]["n"] == 200
+    assert "perplexity on self" in json.dumps(verdicts["EMAD-F1"])
+
+
+@pytest.mark.parametrize("tokenizer", [True, False])
+def test_without_a_network_the_cache_is_enough_and_nothing_is_retried(
+    request: pytest.FixtureRequest, cache: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: bool
+) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    put_into(cache, request.getfixturevalue("reader" if tokenizer else "tiny"))
+    done = loaded_apart()
+    assert done.returncode == 0, done.stderr
+    assert "Retrying" not in done.stderr
+    provenance = json.loads(done.stdout)
+    assert provenance["commit"] == COMMIT
+    assert provenance["hub_id"] == "EleutherAI/pythia-410m"
+    missing = "" if tokenizer else "tokenizer.json, tokenizer_config.json"
+    assert provenance["tokenizer_missing"].startswith(f"none of {missing}" if missing else "")
+    assert bool(provenance["tokenizer_missing"]) != tokenizer
+
+
+def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    done = loaded_apart()
+    assert "ModelUnavailable: name='pythia-410m', but its hub repository EleutherAI/pythia-410m" in done.stderr
+    assert "Retrying" not in done.stderr

@@ -1,0 +1,45 @@
+"""Random weights: invariants and cost are judged as ever, quality says ``not applicable`` and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from emad_ref.models import loading
+from tests.suites.conftest import SIZES, Run, text_of, verdicts_of
+
+QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A bundled name whose geometry is tiny: ``random:`` reads its config and no weights."""
+    AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
+    monkeypatch.setattr(loading, "weights_folder", lambda: tmp_path / "weights")
+    return "random:pocket"
+
+
+def test_quality_is_not_applicable_and_everything_else_runs(judge: Run, bundle: str, tmp_path: Path) -> None:
+    result = judge("invariants", "fidelity", "claims", "cost/test_flops.py", model=bundle, report=tmp_path / "out")
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    verdicts = verdicts_of(tmp_path / "out")
+    for claim in QUALITY:
+        assert verdicts[claim]["verdict"] == "not applicable"
+        assert "random weights" in verdicts[claim]["reason"]
+    assert verdicts["EMAD-E2"]["verdict"] == "survived"
+    assert verdicts["EMAD-E5"]["verdict"] == "survived"
+
+
+def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
+    result = judge("claims", model=bundle, require="quality")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "--emad-require quality asks for a decision" in text_of(result)
+
+
+def test_time_is_measured(judge: Run, bundle: str, tmp_path: Path) -> None:
+    result = judge("cost/test_speed.py", model=bundle, report=tmp_path / "out", more=("-k", "wall_clock"))
+    verdict = verdicts_of(tmp_path / "out")["EMAD-F2"]
+    assert verdict["n"] == 30, text_of(result)
+    assert verdict["verdict"] in ("survived", "falsified", "inconclusive")
