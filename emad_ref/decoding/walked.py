@@ -23,7 +23,9 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import require_one_bin
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
 from emad_ref.readout.signals import require_finite
-from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens, Work
+from emad_ref.record import DECODE, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
+
+FULL = READOUTS.index("full")
 
 
 class Closed(EmadError):
@@ -116,6 +118,17 @@ class WalkedSession:
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
         return self.advance(last, None)
 
+    def prefill_whole(self, prompts: Sequence[Prompt]) -> Outcome:
+        """Whole prompts in one forward: all there is to do where nothing can exit below the ceiling."""
+        lengths = np.array([len(prompt.tokens) for prompt in prompts])
+        hidden = self._run_prompts([np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts], lengths)
+        last = torch.from_numpy(lengths - 1).to(hidden.device)
+        logits = self._stepper.logits(hidden[torch.arange(len(prompts), device=hidden.device), last])
+        require_finite(logits.amax(dim=-1), "at the depth of emission")
+        ceiling = self._point.ceiling
+        self._work.readout_rows[FULL, ceiling - 1] += len(prompts)
+        return Outcome(logits[:, None], np.full(len(prompts), ceiling), np.empty((len(prompts), 0)))
+
     def advance(self, ids: Tensor, forced: Ints | None) -> Outcome:
         """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n."""
         length = self.length
@@ -133,7 +146,8 @@ class WalkedSession:
 
     # ------------------------------------------------------------ private
 
-    def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> None:
+    def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> Tensor:
+        """Hidden states at the ceiling of ``heads``, padded on the right: [rows that have one, longest, D]."""
         rows = np.flatnonzero(lengths > 0)
         widest = int(lengths.max())
         tokens = np.zeros((len(rows), widest), dtype=np.int64)
@@ -143,10 +157,11 @@ class WalkedSession:
         frame = self._stepper.frame(positions, self._cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling
         hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), frame)
-        self._stepper.run(hidden, 0, ceiling, frame, self._cache)
+        hidden = self._stepper.run(hidden, 0, ceiling, frame, self._cache)
         count_blocks(self._work, 0, ceiling, len(rows), widest, frame.keys)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
+        return hidden
 
     def _cap_after(self, trail: Sequence[int]) -> int:
         return trail[-1] if self._monotone and trail else self._point.ceiling
@@ -235,7 +250,8 @@ class WalkedDecoder:
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Prompt]) -> tuple[WalkedSession, Step]:
-        session, outcome = self._open(prompts, capacity=256)
+        session = self._open(prompts, capacity=256)
+        outcome = session.prefill(prompts)
         return session, as_step(outcome, len(self.point.probes))
 
     @torch.inference_mode()
@@ -251,7 +267,8 @@ class WalkedDecoder:
             raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")
         longest = max((len(p.tokens) for p in prompts), default=0)
         require_room(longest + max_new - 1, self.stepper)
-        session, outcome = self._open(prompts, capacity=longest + max_new)
+        session = self._open(prompts, capacity=longest + max_new)
+        outcome = session.prefill(prompts) if self.point.probes else session.prefill_whole(prompts)
         return self._decode(session, outcome, prompts, max_new, stop)
 
     def synchronize(self) -> None:
@@ -263,7 +280,7 @@ class WalkedDecoder:
 
     # ------------------------------------------------------------ private
 
-    def _open(self, prompts: Sequence[Prompt], capacity: int) -> tuple[WalkedSession, Outcome]:
+    def _open(self, prompts: Sequence[Prompt], capacity: int) -> WalkedSession:
         if not 1 <= len(prompts) <= self.max_rows:
             raise BadArgument("prompts", f"{len(prompts)} prompts", f"1–{self.max_rows}", "ask for a larger max_rows")
         for row, prompt in enumerate(prompts):
@@ -278,8 +295,7 @@ class WalkedDecoder:
                 )
             require_vocabulary(tokens, self.stepper.vocabulary)
         require_room(max(len(p.tokens) for p in prompts), self.stepper)
-        session = WalkedSession(self.stepper, self._step, prompts, capacity)
-        return session, session.prefill(prompts)
+        return WalkedSession(self.stepper, self._step, prompts, capacity)
 
     def _decode(
         self, session: WalkedSession, outcome: Outcome, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
@@ -326,11 +342,15 @@ class WalkedDecoder:
         )
 
     def _prompt_work(self, prompts: Sequence[Prompt]) -> Work:
-        """What ``WalkedSession._run_prompts`` executed for these prompts."""
+        """What prompt positions before the last cost, of what ``prefill`` or ``prefill_whole`` executed."""
         work = Work.none(self.stepper.layers)
-        widths = [len(p.tokens) - 1 for p in prompts if len(p.tokens) > 1]
-        if widths:
-            count_blocks(work, 0, self.point.ceiling, len(widths), max(widths), max(widths))
+        widest = max(len(p.tokens) for p in prompts)
+        if not self.point.probes:
+            work.tokens[: self.point.ceiling] = len(prompts) * (widest - 1)
+            work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
+        elif widest > 1:
+            rows = sum(len(p.tokens) > 1 for p in prompts)
+            count_blocks(work, 0, self.point.ceiling, rows, widest - 1, widest - 1)
         return work
 
 

@@ -27,7 +27,7 @@ from pytest_emad.replayclock import CLOCK, record_samples
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
 PROMPT = 32
-SHAPES = {"emad-tiny": (40, 48, 1.15), "random:pythia-410m": (10, 12, 1.0)}  # pairs, new tokens, least ratio
+SHAPES = {"emad-tiny": (40, 48, 1.15), "random:pythia-410m": (10, 24, 1.0)}  # pairs, new tokens, least ratio
 SWEPT_TOKENS, SWEPT_POINTS = 100_000, 1000
 
 
