@@ -27,8 +27,6 @@ from emad_ref.calibration.profile import BadProfile, Profile, load_profile, prof
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace, lens_logits, take_trace, windows
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.errors import EmadError
-from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
-from emad_ref.meters.flops import flops
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -48,6 +46,7 @@ from emad_ref.verdict.judge import PointEvidence
 from pytest_emad import progress
 from pytest_emad.options import MARGINS, Settings
 from pytest_emad.recording import Recorder
+from pytest_emad.timing import Stopwatch
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
 FEWEST_DOCUMENTS = 30  # METHODS, "Level": no document gives more windows than leaves room for so many
@@ -62,9 +61,7 @@ JUDGED: tuple[Split, ...] = ("calibrate", "validate", "evaluate")
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
 COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
-COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 SINGLE_THREADED = 50_000_000  # parameters
-TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 
 
 class Evidence:
@@ -368,7 +365,7 @@ class Evidence:
                     "perplexity_rise": loss.perplexity_rise,
                     "interval": interval,
                     "accuracy": {task: list(pair) for task, pair in accuracy.items()},
-                    "time_ratio": None,  # by ``timed_row``
+                    "time_ratio": None,  # by ``Stopwatch.row``
                 }
             )
         record.note(self.reading_note)
@@ -576,113 +573,15 @@ class Evidence:
         with self.open(point) as decoder:
             return bridge(decoder, point, replayed, self.tolerance)
 
-    # ------------------------------------------------------------ time
-
     @cached_property
-    def timed_point(self) -> OperatingPoint:
-        """The point whose speed counts: of those put forward, the one that saves most. F1 says what its quality is."""
-        if not self.loaded.trained:
-            return self.profile.point(0.0)
-        return max(self.losses, key=lambda loss: loss.net_reduction).point
-
-    @cached_property
-    def timings(self) -> dict[int, Timings]:
-        """Batch size → paired seconds of arms ``full``, ``adaptive`` and ``generate`` on the same fresh prompts."""
-        return {rows: self._timed(rows) for rows in self.budget.batch_sizes}
-
-    @cached_property
-    def request_shape(self) -> tuple[int, int]:
-        """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
-        room = (self.stepper.max_positions or self.window) - 1
-        prompt = min(self.budget.prompt_tokens, room // 2)
-        new = min(self.budget.new_tokens, room - prompt)
-        with self.open(self.full) as decoder:
-            (trial,) = self.prompts(1, prompt)
-            decoder.generate([trial], 2, frozenset())
-            seconds = paired(
-                {"one": lambda _: _run(decoder, [trial], 1), "more": lambda _: _run(decoder, [trial], 3)},
-                3, np.random.default_rng(self.seed), synchronize=decoder.synchronize,
-            ).seconds  # fmt: skip
-        step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
-        runs_of_a_step = self.budget.pairs * 3 * len(self.budget.batch_sizes)
-        if self.budget.rank == 0:
-            new = max(4, min(new, int(TIMING_SECONDS / (runs_of_a_step * step))))
-        return prompt, new
-
-    def _timed(self, rows: int) -> Timings:
-        length, new = self.request_shape
-        warm_up = 2
-        prompts = self.prompts(rows * (self.budget.pairs + warm_up), length)
-
-        def batch(pair: int) -> list[Prompt]:
-            return prompts[pair * rows : (pair + 1) * rows]
-
-        with self.open(self.full, max_rows=rows) as full, self.open(self.timed_point, max_rows=rows) as adaptive:
-            return paired(
-                {
-                    "full": lambda pair: _run(full, batch(pair), new),
-                    "adaptive": lambda pair: _run(adaptive, batch(pair), new),
-                    "generate": lambda pair: _discard(self.own_greedy(batch(pair), new)),
-                },
-                self.budget.pairs,
-                np.random.default_rng(self.seed),
-                warm_up=warm_up,
-                synchronize=full.synchronize,
-            )
-
-    @cached_property
-    def timed_row(self) -> dict[str, Any]:
-        """Time and FLOPs of the timed point, prompt included: what ``report_points`` cannot know of it."""
-        return {
-            "model": self.name,
-            "name": self.timed_point.name,
-            "end_to_end_reduction": self._request_reduction(),
-            "time_ratio": {
-                str(rows): float(np.exp(np.log(t.seconds["full"] / t.seconds["adaptive"]).mean()))
-                for rows, t in self.timings.items()
-            },
-        }
-
-    def _request_reduction(self) -> float | None:
-        """Share of FLOPs saved in timed requests, prompt and decoding together; None where nothing is counted."""
-        length, new = self.request_shape
-        prompts = self.prompts(COUNTED_REQUESTS, length)
-        totals = []
-        for point in (self.full, self.timed_point):
-            with self.open(point) as decoder:
-                works = [decoder.generate([prompt], new, frozenset()).work for prompt in prompts]
-            if any(work is None for work in works):
-                return None
-            totals.append(sum(flops(work[0], self.loaded.geometry).total for work in works if work is not None))
-        return 1 - totals[1] / totals[0]
-
-    @property
-    def timing_note(self) -> str:
-        """One sentence: what was timed, and the smallest speed-up this budget could have decided."""
-        length, new = self.request_shape
-        reach = []
-        for rows, timing in self.timings.items():
-            ratios = np.log(timing.seconds["full"] / timing.seconds["adaptive"])
-            least = smallest_decidable_speedup(float(ratios.std(ddof=1)), len(ratios), threshold=1.10)
-            own = float(np.exp(np.log(timing.seconds["generate"] / timing.seconds["full"]).mean()))
-            reach.append(f"batch {rows}: decides from {least:.3f}×, own full depth {own:.2f}× generate's speed")
-        return (
-            f"{self.name}: timed {self.timed_point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; " + "; ".join(reach)
-        )
+    def stopwatch(self) -> Stopwatch:
+        """What the decoder under test takes in time."""
+        return Stopwatch(self)
 
 
 def _chance(item: Item) -> float:
     """How often a guess is right: one option among several, never a free answer."""
     return 1 / len(item.continuations) if item.example.scoring == "choice" else 0.0
-
-
-def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
-    decoder.generate(prompts, new, frozenset())
-
-
-def _discard(_: object) -> None:
-    """A timed arm returns nothing: a number would be taken as its own measurement."""
 
 
 @contextmanager

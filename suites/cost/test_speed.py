@@ -13,11 +13,11 @@ from pytest_emad.replayclock import CLOCK, record_samples
 def test_wall_clock_improves(emad_evidence, emad_record, emad_register, emad_settings):
     evidence = emad_evidence
     with emad_record.unless_unsupported("EMAD-F2", evidence.name):
-        timings = evidence.timings
+        timings = evidence.stopwatch.timings
         pairs = {rows: (t.seconds["full"], t.seconds["adaptive"]) for rows, t in timings.items()}
         baselines = {rows: (t.seconds["full"], t.seconds["generate"]) for rows, t in timings.items()}
-        emad_record.note(evidence.timing_note)
-        emad_record.point(evidence.timed_row)
+        emad_record.note(evidence.stopwatch.note)
+        emad_record.point(evidence.stopwatch.row)
         others = other_legs("EMAD-F2", emad_settings, emad_register, evidence.stepper.layers)
         verdict = judge_f2(pairs, baselines, emad_register["EMAD-F2"], evidence.name, other_legs=others)
         emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
@@ -28,5 +28,5 @@ def test_wall_clock_improves(emad_evidence, emad_record, emad_register, emad_set
 @pytest.mark.parametrize("arm", ["full", "adaptive", "generate"])
 def test_samples_are_recorded_as_benchmarks(emad_evidence, benchmark, arm):
     """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
-    rows = min(emad_evidence.timings)
-    record_samples(benchmark, emad_evidence.timings[rows].seconds[arm], f"{emad_evidence.name}, batch {rows}")
+    rows = min(emad_evidence.stopwatch.timings)
+    record_samples(benchmark, emad_evidence.stopwatch.timings[rows].seconds[arm], f"{emad_evidence.name}, batch {rows}")

@@ -1,0 +1,138 @@
+"""How long the decoder under test takes: paired requests at full depth, at a point put forward, and by ``generate``.
+
+The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token; ``meters.clock`` times,
+``verdict.judge`` decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
+from emad_ref.meters.flops import flops
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+
+if TYPE_CHECKING:
+    from pytest_emad.session import Evidence
+
+COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
+TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
+
+
+class Stopwatch:
+    """Timings of one model's evidence, taken when first asked for and kept."""
+
+    def __init__(self, evidence: Evidence):
+        self._evidence = evidence
+
+    @cached_property
+    def point(self) -> OperatingPoint:
+        """The point whose speed counts: of those put forward, the one that saves most. F1 says what its quality is."""
+        if not self._evidence.loaded.trained:
+            return self._evidence.profile.point(0.0)
+        return max(self._evidence.losses, key=lambda loss: loss.net_reduction).point
+
+    @cached_property
+    def timings(self) -> dict[int, Timings]:
+        """Batch size → paired seconds of arms ``full``, ``adaptive`` and ``generate`` on the same fresh prompts."""
+        return {rows: self._timed(rows) for rows in self._evidence.budget.batch_sizes}
+
+    @cached_property
+    def request_shape(self) -> tuple[int, int]:
+        """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
+        room = (self._evidence.stepper.max_positions or self._evidence.window) - 1
+        prompt = min(self._evidence.budget.prompt_tokens, room // 2)
+        new = min(self._evidence.budget.new_tokens, room - prompt)
+        with self._evidence.open(self._evidence.full) as decoder:
+            (trial,) = self._evidence.prompts(1, prompt)
+            decoder.generate([trial], 2, frozenset())
+            seconds = paired(
+                {"one": lambda _: _run(decoder, [trial], 1), "more": lambda _: _run(decoder, [trial], 3)},
+                3, np.random.default_rng(self._evidence.seed), synchronize=decoder.synchronize,
+            ).seconds  # fmt: skip
+        step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
+        runs_of_a_step = self._evidence.budget.pairs * 3 * len(self._evidence.budget.batch_sizes)
+        if self._evidence.budget.rank == 0:
+            new = max(4, min(new, int(TIMING_SECONDS / (runs_of_a_step * step))))
+        return prompt, new
+
+    def _timed(self, rows: int) -> Timings:
+        length, new = self.request_shape
+        warm_up = 2
+        prompts = self._evidence.prompts(rows * (self._evidence.budget.pairs + warm_up), length)
+
+        def batch(pair: int) -> list[Prompt]:
+            return prompts[pair * rows : (pair + 1) * rows]
+
+        with (
+            self._evidence.open(self._evidence.full, max_rows=rows) as full,
+            self._evidence.open(self.point, max_rows=rows) as adaptive,
+        ):
+            return paired(
+                {
+                    "full": lambda pair: _run(full, batch(pair), new),
+                    "adaptive": lambda pair: _run(adaptive, batch(pair), new),
+                    "generate": lambda pair: _discard(self._evidence.own_greedy(batch(pair), new)),
+                },
+                self._evidence.budget.pairs,
+                np.random.default_rng(self._evidence.seed),
+                warm_up=warm_up,
+                synchronize=full.synchronize,
+            )
+
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """Time and FLOPs of the timed point, prompt included: what ``report_points`` cannot know of it."""
+        return {
+            "model": self._evidence.name,
+            "name": self.point.name,
+            "end_to_end_reduction": self._request_reduction(),
+            "time_ratio": {
+                str(rows): float(np.exp(np.log(t.seconds["full"] / t.seconds["adaptive"]).mean()))
+                for rows, t in self.timings.items()
+            },
+        }
+
+    def _request_reduction(self) -> float | None:
+        """Share of FLOPs saved in timed requests, prompt and decoding together; None where nothing is counted."""
+        length, new = self.request_shape
+        prompts = self._evidence.prompts(COUNTED_REQUESTS, length)
+        totals = []
+        for point in (self._evidence.full, self.point):
+            with self._evidence.open(point) as decoder:
+                works = [decoder.generate([prompt], new, frozenset()).work for prompt in prompts]
+            if any(work is None for work in works):
+                return None
+            totals.append(
+                sum(flops(work[0], self._evidence.loaded.geometry).total for work in works if work is not None)
+            )
+        return 1 - totals[1] / totals[0]
+
+    @property
+    def note(self) -> str:
+        """One sentence: what was timed, and the smallest speed-up this budget could have decided."""
+        length, new = self.request_shape
+        reach = []
+        for rows, timing in self.timings.items():
+            ratios = np.log(timing.seconds["full"] / timing.seconds["adaptive"])
+            least = smallest_decidable_speedup(float(ratios.std(ddof=1)), len(ratios), threshold=1.10)
+            own = float(np.exp(np.log(timing.seconds["generate"] / timing.seconds["full"]).mean()))
+            reach.append(f"batch {rows}: decides from {least:.3f}×, own full depth {own:.2f}× generate's speed")
+        return (
+            f"{self._evidence.name}: timed {self.point.name!r}, {length} prompt + {new} new tokens, "
+            f"{self._evidence.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; " + "; ".join(reach)
+        )
+
+
+def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
+    decoder.generate(prompts, new, frozenset())
+
+
+def _discard(_: object) -> None:
+    """A timed arm returns nothing: a number would be taken as its own measurement."""
