@@ -184,7 +184,8 @@ class Evidence:
         if not self.loaded.trained:
             rng = np.random.default_rng([self.seed, SPLITS.index(split)])
             while True:
-                yield rng.integers(0, self.stepper.vocabulary, UNTRAINED["tokens"])
+                longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+                yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
             opening = 0 if self.opening is None else self.opening
             yield from own_documents(self.stepper, opening, min(self.window, 256) - 1, split, self.seed)

@@ -101,3 +101,11 @@ def test_thirty_documents_or_more_are_read_where_there_are_so_many(stepper, monk
         windows = run.sequences("evaluate", count)
         assert len(windows) == count
         assert len({window.document for window in windows}) >= 30
+
+
+@pytest.mark.parametrize("opening", [0, None])
+def test_a_timed_prompt_fits_into_a_document_of_random_tokens(stepper, opening) -> None:
+    run = evidence(stepper)
+    run.loaded.trained, run.loaded.opening = False, opening
+    run.budget = replace(FEW, prompt_tokens=80)
+    assert [len(prompt.tokens) for prompt in run.prompts(3, 80)] == [80, 80, 80]
