@@ -324,7 +324,7 @@ class Evidence:
             loss.net_reduction,
             {self.corpus: (nll, full_nll, tokens)},
             {task: (self.correct(task, self.full), self.correct(task, loss.point)) for task in chosen},
-            {task: float(np.mean([_chance(item) for item in self.tasks[task]])) for task in chosen},
+            {task: float(np.mean([item.example.chance for item in self.tasks[task]])) for task in chosen},
         )
 
     @cached_property
@@ -578,11 +578,6 @@ class Evidence:
     def stopwatch(self) -> Stopwatch:
         """What the decoder under test takes in time."""
         return Stopwatch(self)
-
-
-def _chance(item: Item) -> float:
-    """How often a guess is right: one option among several, never a free answer."""
-    return 1 / len(item.continuations) if item.example.scoring == "choice" else 0.0
 
 
 @contextmanager
