@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
+ARMS = 3  # full depth, adaptive, generate
+FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
 
 
 class Stopwatch:
@@ -57,10 +59,11 @@ class Stopwatch:
                 3, np.random.default_rng(self._evidence.seed), synchronize=decoder.synchronize,
             ).seconds  # fmt: skip
         step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
-        runs_of_a_step = self._evidence.budget.pairs * 3 * len(self._evidence.budget.batch_sizes)
-        if self._evidence.budget.rank == 0:
-            new = max(4, min(new, int(TIMING_SECONDS / (runs_of_a_step * step))))
-        return prompt, new
+        prefill = max(float(np.median(seconds["one"])) - step, 0.0)
+        budget = self._evidence.budget
+        return (
+            (prompt, new) if budget.rank else affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes)
+        )
 
     def _timed(self, rows: int) -> Timings:
         length, new = self.request_shape
@@ -128,6 +131,19 @@ class Stopwatch:
             f"{self._evidence.name}: timed {self.point.name!r}, {length} prompt + {new} new tokens, "
             f"{self._evidence.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; " + "; ".join(reach)
         )
+
+
+def affordable(
+    prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int]
+) -> tuple[int, int]:
+    """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.
+
+    Prompts cost by the token, so the ``prefill`` seconds of one row count for every row; a ``step`` of a few rows takes
+    about as long as one of one row.
+    """
+    expected = pairs * ARMS * (sum(batch_sizes) * prefill + len(batch_sizes) * new * step)
+    share = min(1.0, TIMING_SECONDS / expected)
+    return max(min(prompt, FEWEST_PROMPT), int(prompt * share)), max(min(new, FEWEST_NEW), int(new * share))
 
 
 def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
