@@ -27,6 +27,12 @@ _HOMES = {
     "take_trace": "emad_ref.calibration.trace",
     "profile_of": "emad_ref.calibration.profile",
     "load_profile": "emad_ref.calibration.profile",
+    "calibrate": "emad_ref.calibration.resume",
+    "merge": "emad_ref.calibration.profile",
+    "Partner": "emad_ref.decoding.pair",
+    "SwitchingRule": "emad_ref.decoding.switching",
+    "switch": "emad_ref.decoding.switching",
+    "speculate": "emad_ref.decoding.speculative",
     "WalkedDecoder": "emad_ref.decoding.walked",
     "flops": "emad_ref.meters.flops",
 }

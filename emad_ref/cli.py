@@ -1,19 +1,29 @@
-"""``emad``: train, calibrate, generate, world. One function per verb; each prints what it did; bad input exits 1."""
+"""``emad``: train, calibrate, merge, generate, world: one function per verb.
+
+Each prints what it did; bad input exits 1.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import DECODE
 
+if TYPE_CHECKING:
+    from emad_ref.calibration.profile import Profile
+
 Verb = Callable[[argparse.Namespace], None]
+
+DOCUMENTS = 200
+DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 
 
 def train(args: argparse.Namespace) -> None:
@@ -28,43 +38,152 @@ def train(args: argparse.Namespace) -> None:
 
 
 def calibrate(args: argparse.Namespace) -> None:
-    """Take the entropy profile of a model on a corpus and write it as JSON."""
-    import numpy as np
-
-    from emad_ref.calibration.profile import profile_of
-    from emad_ref.calibration.trace import take_trace, windows
-    from emad_ref.decoding.selftext import own_documents
+    """Take the entropy profile of a model on one corpus or several and write it as JSON."""
+    from emad_ref.calibration.profile import require_probes
+    from emad_ref.calibration.resume import Plan
+    from emad_ref.calibration.resume import calibrate as run
+    from emad_ref.calibration.running import require_quantile
     from emad_ref.models.loading import load
     from emad_ref.models.stepper import Stepper
-    from emad_ref.policy.thresholds import default_probes, fixed_entropy
-    from emad_ref.text.sources import documents_of
+    from emad_ref.policy.thresholds import default_probes
 
     loaded = load(args.model)
     stepper = Stepper(loaded.model)
-    probes = tuple(args.probes) if args.probes else default_probes(stepper.layers)
-    fixed_entropy(stepper.layers, probes, 0.0)  # refuses impossible probes before the long pass, not after it
+    dtype = str(stepper.dtype).removeprefix("torch.")
+    probes = tuple(args.probes) if args.probes else strided(args.stride, stepper.layers) if args.stride else None
+    probes = default_probes(stepper.layers) if probes is None else probes
+    require_probes(probes, stepper.layers)  # bad input is refused before the long pass, not after it
+    for quantile in args.quantiles or ():
+        require_quantile(quantile)
     window = min(stepper.max_positions, 512)
-    if args.corpus == "self":
-        documents = own_documents(stepper, loaded.opening or 0, min(window, 256) - 1, "calibrate")
-    else:
-        encode = tokenizer_of(loaded, args.model).encode
-        texts = documents_of(args.corpus, "calibrate", data=args.data)
-        documents = (np.array(encode(text, add_special_tokens=False), dtype=np.int64) for text in texts)
-    sequences = windows(documents, window, loaded.opening, args.documents)
-    trace = take_trace(stepper, sequences, progress=f"{args.model}: {args.corpus}")
-    profile = profile_of(
-        trace,
-        probes,
+    corpora = corpora_of(args, loaded, stepper, window)
+    plan = Plan(
         model=loaded.name,
         fingerprint=loaded.fingerprint,
-        corpus=args.corpus,
-        dtype=str(stepper.dtype).removeprefix("torch."),
+        dtype=dtype,
+        window=window,
+        probes=probes,
+        bins=bins_of(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
+        tokens=args.tokens,
+        documents=document_limit(args),
     )
+    checkpoint = args.out.with_name(args.out.name + ".checkpoint")
+    names = ", ".join(corpora)
+    profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=f"{args.model}: {names}")
     profile.save(args.out)
-    for layer, mean in enumerate(profile.mean_nats, start=1):
-        target = dict(zip(profile.probes, profile.targets_nats, strict=True)).get(layer)
-        print(f"layer {layer:3d}  mean {mean:7.4f} nats" + ("" if target is None else f"  target {target:7.4f}"))
+    checkpoint.unlink(missing_ok=True)  # only now: until the profile is kept, it is all there is
+    for name, tokens in profile.corpora.items():
+        if args.tokens is not None and tokens < args.tokens:
+            print(f"{name} ended after {tokens} of {args.tokens} tokens")
+    show(profile, DECILES if args.quantiles == [] else args.quantiles or ())
     print(f"{profile.tokens} tokens; written to {args.out}")
+
+
+def strided(stride: int, layers: int) -> tuple[int, ...]:
+    """Every ``stride`` layers below the last."""
+    if stride >= layers:
+        raise BadArgument("stride", stride, f"less than {layers}, the layers of this model", "no layer would be probed")
+    return tuple(range(stride, layers, stride))
+
+
+def document_limit(args: argparse.Namespace) -> int | None:
+    """Windows to read of each corpus: what was asked for; where nothing was, a few, for some corpora never end."""
+    return DOCUMENTS if args.documents is None and args.tokens is None else args.documents
+
+
+def corpora_of(args: argparse.Namespace, loaded: Any, stepper: Any, window: int) -> dict[str, Any]:
+    """Name → its windows, from the first at every call."""
+    from emad_ref.calibration.trace import windows
+    from emad_ref.decoding.selftext import own_documents
+    from emad_ref.text.sources import documents_of
+
+    def opened(name: str) -> Any:
+        if name == "self":
+            documents = own_documents(stepper, loaded.opening or 0, min(window, 256) - 1, "calibrate")
+        else:
+            texts = documents_of(name, "calibrate", data=args.data)
+            documents = (token_ids(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
+        return windows(documents, window, loaded.opening, document_limit(args))
+
+    names = args.corpus or ["world:premise"]
+    if len(set(names)) < len(names):
+        raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
+    tokenizer: Any = None if names == ["self"] else tokenizer_of(loaded, args.model)
+    for name in names:
+        opened(name)  # a misspelled second corpus is no reason to lose the pass over the first
+    return {name: partial(opened, name) for name in names}
+
+
+def token_ids(ids: Sequence[int]) -> Any:
+    import numpy as np
+
+    return np.array(ids, dtype=np.int64)
+
+
+def bins_of(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
+    """The bins asked for; frequency buckets come from the calibration text, in a first pass without the model."""
+    from emad_ref.calibration.profile import load_profile
+    from emad_ref.calibration.resume import token_counts
+    from emad_ref.point import BinSpec
+    from emad_ref.policy.bins import frequency_buckets
+
+    if args.bins_of is not None:
+        given = load_profile(args.bins_of)
+        given.require(fingerprint, dtype)
+        return given.bins
+    features = () if args.bins == "none" else tuple(args.bins.split(","))
+    if "frequency" not in features:
+        return BinSpec(features)
+    BinSpec(features, frequency=b"\0")  # an unknown name beside it is refused before the pass
+    return BinSpec(
+        features, frequency=frequency_buckets(token_counts(corpora, vocabulary, args.tokens, "counting tokens"))
+    )
+
+
+def show(profile: Profile, quantiles: Sequence[float]) -> None:
+    """Print what was learnt of every layer, and of every bin."""
+
+    together = profile.coarser(len(profile.bins.features))
+    assert together.statistics is not None, "what was just calibrated or merged keeps its statistics"
+    deviations = together.statistics.deviation_nats()[0]
+    columns = [(quantile, together.quantile_nats(quantile)[0]) for quantile in quantiles]
+    targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
+    for layer, mean in enumerate(profile.mean_nats, start=1):
+        line = f"layer {layer:3d}  mean {mean:7.4f} nats  sd {deviations[layer - 1]:7.4f}"
+        line += "".join(f"  q{quantile:g} {levels[layer - 1]:.4f}" for quantile, levels in columns)
+        print(line + (f"  target {targets[layer]:7.4f}" if layer in targets else ""))
+    if profile.bins.features:
+        show_bins(profile)
+
+
+def show_bins(profile: Profile) -> None:
+    """Print each bin's tokens and targets, and whose targets they are where its tokens were too few."""
+    from emad_ref.policy.bins import bin_names
+
+    assert profile.statistics is not None, "see show"
+    rows = zip(
+        bin_names(profile.bins),
+        profile.statistics.tokens,
+        profile.bin_targets_nats,
+        profile.fallbacks,
+        strict=True,
+    )
+    features = profile.bins.features
+    for name, tokens, targets, dropped in rows:
+        line = f"{name}: {tokens} tokens, targets {' '.join(f'{target:.4f}' for target in targets)}"
+        kept = " and ".join(features[: len(features) - dropped]) or "all tokens"
+        print(line + (f" (too few tokens: from {kept})" if dropped else ""))
+
+
+def merge(args: argparse.Namespace) -> None:
+    """Add up profiles of one model on several corpora."""
+    from emad_ref.calibration.profile import load_profile
+    from emad_ref.calibration.profile import merge as merged
+
+    profile = merged([load_profile(path) for path in args.profiles])
+    profile.save(args.out)
+    show(profile, ())
+    print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -126,10 +245,22 @@ def parser() -> argparse.ArgumentParser:
     sub = verb(calibrate)
     sub.add_argument("model")
     sub.add_argument("out", type=Path)
-    sub.add_argument("--corpus", default="world:premise")
+    sub.add_argument("--corpus", action="append", help="may be given again; world:premise by default")
     sub.add_argument("--data", type=Path)
-    sub.add_argument("--documents", type=int, default=200)
-    sub.add_argument("--probes", type=int, nargs="+")
+    sub.add_argument("--tokens", type=int, help="decided positions to read of each corpus")
+    sub.add_argument("--documents", type=int, help=f"windows to read of each corpus; {DOCUMENTS} without --tokens")
+    read = sub.add_mutually_exclusive_group()
+    read.add_argument("--probes", type=int, nargs="+", help="layers")
+    read.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every so many layers")
+    sorted_by = sub.add_mutually_exclusive_group()
+    sorted_by.add_argument("--bins", default="none", help="one or two of position,confidence,frequency")
+    sorted_by.add_argument("--bins-of", type=Path, metavar="PROFILE", help="its bins, so that the two can be merged")
+    sub.add_argument("--quantiles", type=float, nargs="*", help="to print beside the means; deciles if none is named")
+    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+
+    sub = verb(merge)
+    sub.add_argument("out", type=Path)
+    sub.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE")
 
     sub = verb(generate)
     sub.add_argument("model")

@@ -12,10 +12,175 @@ from typing import Any, Literal
 
 from emad_ref.errors import BadArgument
 
-Schedule = Literal["monotone", "free_eager"]
-SCHEDULES: tuple[Schedule, ...] = ("monotone", "free_eager")
-ESTIMATORS: tuple[str, ...] = ("full",)
-SIGNALS: tuple[str, ...] = ("entropy_nats",)
+Schedule = Literal["monotone", "free_eager", "free_deferred", "copying", "positional", "chunked"]
+SCHEDULES: tuple[Schedule, ...] = ("monotone", "free_eager", "free_deferred", "copying", "positional", "chunked")
+ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
+SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
+FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
+# signal → whether it falls (fires at or below τ) or rises (fires at or above τ) as the model makes up its mind
+SIGNALS: dict[str, Literal["falls", "rises"]] = {
+    "entropy_nats": "falls",
+    "softmax_response": "rises",
+    "saturation": "rises",
+    "weighted_contrast": "rises",
+    "jsd_contrast": "rises",
+}
+PER_LAYER: tuple[str, ...] = ("entropy_nats", "softmax_response")  # signals that one layer's readout decides alone
+CONTRASTS: tuple[str, ...] = ("weighted_contrast", "jsd_contrast")
+PRUNABLE: tuple[str, ...] = ("softmax_response", "jsd_contrast")
+EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
+STOPS_BY_TOKEN: tuple[Schedule, ...] = ("monotone", "free_eager", "free_deferred", "copying")
+
+
+@dataclass(frozen=True)
+class Estimator:
+    """How a probe reads the entropy (EMAD, "Entropy estimation at inference"), fitted parameters included.
+
+    ``kind``        ``full`` softmax; ``topk`` logits by inner-product search; ``lowrank`` readout; ``linear`` probe.
+    ``k``, ``rank``  logits kept (topk, lowrank); r of the factorisation (lowrank).
+    ``search``      how topk retrieves: ``exact``, ``ivf``, ``faiss``, ``lowrank`` (finds rows, then scores them).
+    ``correction``  per probe (slope, intercept) of the linear map to full entropy; () = none.
+    ``weights``     linear: per probe, one weight per entry of the head's input, and the intercept last.
+    """
+
+    kind: str = "full"
+    k: int = 0
+    rank: int = 0
+    search: str = "exact"
+    correction: tuple[tuple[float, float], ...] = ()
+    weights: tuple[tuple[float, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in ESTIMATORS:
+            raise BadArgument("estimator.kind", self.kind, f"one of {', '.join(ESTIMATORS)}")
+        if self.search not in SEARCHES:
+            raise BadArgument("estimator.search", self.search, f"one of {', '.join(SEARCHES)}")
+        if (self.kind in ("topk", "lowrank")) != (self.k > 0):
+            raise BadArgument("estimator.k", self.k, "a count ≥ 1 for topk and lowrank, 0 for the others")
+        factored = self.kind == "lowrank" or (self.kind == "topk" and self.search == "lowrank")
+        if factored != (self.rank > 0):
+            raise BadArgument("estimator.rank", self.rank, "a rank ≥ 1 for lowrank readout or search, 0 for the others")
+
+    @property
+    def name(self) -> str:
+        """``full``, ``topk-64``, ``topk-64 ivf``, ``topk-64 lowrank-16``, ``lowrank-64 top-32``, ``linear``."""
+        if self.kind == "topk":
+            how = f"lowrank-{self.rank}" if self.search == "lowrank" else self.search
+            return f"topk-{self.k}" + ("" if self.search == "exact" else f" {how}")
+        return f"lowrank-{self.rank} top-{self.k}" if self.kind == "lowrank" else self.kind
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """Parameters of a confidence that remembers shallower layers of its token (early-exit LLMs, "Methodology").
+
+    Symbols: p_ℓ the expert (the layer a token may leave at), p_m the amateur (a shallower one), H the head set.
+
+    ``minimum``      j, the first layer a token may leave after.
+    ``alpha``        α of H = {p_ℓ ≥ α·max p_ℓ}; 0 keeps every token.
+    ``alpha_decay``  decay rate of α′ = α / (1 + rate·ℓ) · (1 − (top-1 − top-2 of p_ℓ)); None: α as it is.
+    ``emit``         what a token that leaves is drawn from: ``contrastive``, the score itself, or ``expert``, p_ℓ.
+    ``rescale``      whether the score on H is scaled to the mass of H under p_ℓ.
+    ``kept``         pruned vocabulary: the k of each layer after j, never rising; () prunes by no list. A k ≥ |V| keeps
+                     all.
+    ``shrink``       s of the adaptive k = ⌊|V|·(1 − s·c)⌋, c the confidence at the layer below; None: not adaptive.
+
+    Raises:
+        BadArgument: values outside these ranges, or both ways of pruning.
+    """
+
+    minimum: int
+    alpha: float = 0.1
+    alpha_decay: float | None = None
+    emit: str = "contrastive"
+    rescale: bool = False
+    kept: tuple[int, ...] = ()
+    shrink: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.minimum < 1:
+            raise BadArgument("confidence.minimum", self.minimum, "a layer ≥ 1")
+        if not 0 <= self.alpha <= 1:
+            raise BadArgument("confidence.alpha", self.alpha, "a share in 0–1", "0 puts every token in the head set")
+        if self.alpha_decay is not None and not 0 <= self.alpha_decay < math.inf:
+            raise BadArgument("confidence.alpha_decay", self.alpha_decay, "a finite rate ≥ 0, or None for a constant α")
+        if self.emit not in EMISSIONS:
+            raise BadArgument("confidence.emit", self.emit, f"one of {', '.join(EMISSIONS)}")
+        if min(self.kept, default=2) < 2:
+            raise BadArgument("confidence.kept", self.kept, "2 tokens or more", "of one there is no second to compare")
+        if list(self.kept) != sorted(self.kept, reverse=True):
+            raise BadArgument("confidence.kept", self.kept, "sizes that never rise", "a pruned token is not read again")
+        if self.shrink is not None and not 0 <= self.shrink < 1:
+            raise BadArgument("confidence.shrink", self.shrink, "a share in 0–1, below 1", "1 would keep no token")
+        if self.kept and self.shrink is not None:
+            raise BadArgument("confidence.shrink", self.shrink, "None where kept lists the sizes", "choose one of them")
+
+    @property
+    def pruned(self) -> bool:
+        """Whether layers after j read only part of the vocabulary."""
+        return bool(self.kept) or self.shrink is not None
+
+
+def layers_read(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
+    """The layers whose states ``signal`` needs for decisions after layers ``minimum`` … ``ceiling`` − 1.
+
+    Saturation compares with the layer below, the weighted contrast with layer ⌊ℓ/2⌋.
+
+    Raises:
+        BadArgument: a minimum with no layer to decide at, or with none below it to compare with.
+    """
+    deciding = range(minimum, ceiling)
+    compared = {"saturation": {minimum - 1}, "weighted_contrast": {layer // 2 for layer in deciding}}
+    least = 2 if signal in compared else 1
+    if not least <= minimum < ceiling:
+        remedy = "layer 0, the embedding, is compared with nothing" if least == 2 else ""
+        raise BadArgument("confidence.minimum", minimum, f"a layer in {least}–{ceiling - 1} for {signal}", remedy)
+    return tuple(sorted({*deciding} | compared.get(signal, set())))
+
+
+@dataclass(frozen=True)
+class BinSpec:
+    """How tokens are sorted into the rows of ``thresholds`` (EMAD, "Conditioning"); none, one or two features.
+
+    ``features``          of ``position``, ``confidence`` (top-1 probability at the first probe) and ``frequency``
+                          (of the top-1 token there).
+    ``position_edges``    last position, counted from 1, of each bucket but the last.
+    ``confidence_edges``  lower bound of each bucket but the first.
+    ``frequency``         bucket of each token id, one byte each: 0 for the most frequent, … 2.
+    """
+
+    features: tuple[str, ...] = ()
+    position_edges: tuple[int, ...] = (32, 128)
+    confidence_edges: tuple[float, ...] = (0.4, 0.7)
+    frequency: bytes = b""
+
+    def __post_init__(self) -> None:
+        known = all(feature in FEATURES for feature in self.features)
+        if not known or len(self.features) > 2 or len(set(self.features)) != len(self.features):
+            raise BadArgument("bins.features", self.features, f"at most two of {', '.join(FEATURES)}, each once")
+        if ("frequency" in self.features) != bool(self.frequency):
+            raise BadArgument(
+                "bins.frequency", f"{len(self.frequency)} bytes", "one byte per token id where frequency is a feature"
+            )
+
+    @property
+    def buckets(self) -> tuple[int, ...]:
+        """Buckets of each feature, in order."""
+        sizes = {
+            "position": len(self.position_edges) + 1,
+            "confidence": len(self.confidence_edges) + 1,
+            "frequency": max(self.frequency, default=0) + 1,
+        }
+        return tuple(sizes[feature] for feature in self.features)
+
+    @property
+    def count(self) -> int:
+        """Bins: the product of the features' buckets; 1 without features."""
+        return math.prod(self.buckets)
+
+    @property
+    def name(self) -> str:
+        return "×".join(self.features) or "none"
 
 
 @dataclass(frozen=True)
@@ -24,13 +189,20 @@ class OperatingPoint:
 
     ``name``        how reports call it, e.g. ``emad m=0.20``.
     ``family``      where the thresholds come from: ``full``, ``truncation``, ``emad`` (profile − margin),
-                    ``fixed_entropy``.
+                    ``fixed_entropy``, ``quantile``, ``softmax_response``, ``jsd_contrast``, ….
     ``layers``      L of the model it belongs to.
     ``probes``      layers after which the signal is read, ascending, all < ``ceiling``.
-    ``thresholds``  [bins][probes], in the unit of the signal; a token exits at ℓ when signal_ℓ ≤ τ_ℓ.
+    ``thresholds``  [bins][probes], in the unit of the signal; a token exits at ℓ when signal_ℓ ≤ τ_ℓ (≥ for signals
+                    that rise).
     ``ceiling``     depth of a token that never exits, and the cap at the start of a sequence.
-    ``bins``        how tokens are sorted into the rows of ``thresholds``; ``none`` has one row.
+    ``bins``        how tokens are sorted into the rows of ``thresholds``; no features: one row.
     ``margin_nats`` m of the EMAD family, for reports.
+    ``period``      tokens of a chunk (chunked), or over which depth falls from ceiling to ``floor`` (positional).
+    ``floor``       the last depth of the positional schedule.
+    ``interpolate`` whether tokens may exit between probes, where the line through the last two readings crosses τ.
+    ``confidence``  parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
+    ``decay``       (rate, N) of thresholds that fall with the decided tokens t = 0, 1, … of a sequence of at most N
+                    (CALM): τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
 
     Raises:
         BadArgument: probes outside 1…ceiling−1 or not ascending, thresholds of another shape or not a number, ….
@@ -43,10 +215,15 @@ class OperatingPoint:
     probes: tuple[int, ...] = ()
     thresholds: tuple[tuple[float, ...], ...] = ((),)
     schedule: Schedule = "monotone"
-    estimator: str = "full"
+    estimator: Estimator = Estimator()
     signal: str = "entropy_nats"
-    bins: str = "none"
+    bins: BinSpec = BinSpec()
     margin_nats: float | None = None
+    period: int | None = None
+    floor: int | None = None
+    interpolate: bool = False
+    confidence: Confidence | None = None
+    decay: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ceiling <= self.layers:
@@ -58,12 +235,12 @@ class OperatingPoint:
                 )
         if list(self.probes) != sorted(set(self.probes)):
             raise BadArgument("probes", self.probes, "ascending layers, each once")
-        if not self.thresholds or (self.bins == "none" and len(self.thresholds) != 1):
+        if len(self.thresholds) != self.bins.count:
             raise BadArgument(
                 "thresholds",
                 self.thresholds,
-                "one row per bin",
-                f"bins={self.bins!r} takes one row; without probes, ((),)",
+                f"one row per bin, {self.bins.count} for bins {self.bins.name}",
+                "without probes and bins, ((),)",
             )
         for row in self.thresholds:
             if len(row) != len(self.probes):
@@ -72,22 +249,79 @@ class OperatingPoint:
                 raise BadArgument(
                     "thresholds", self.thresholds, "numbers, not NaN", "-inf says never exit at this probe"
                 )
-        for name, value, known in (
-            ("schedule", self.schedule, SCHEDULES),
-            ("estimator", self.estimator, ESTIMATORS),
-            ("signal", self.signal, SIGNALS),
-        ):
+        for name, value, known in (("schedule", self.schedule, SCHEDULES), ("signal", self.signal, tuple(SIGNALS))):
             if value not in known:
                 raise BadArgument(name, value, f"one of {', '.join(known)}")
+        if (self.schedule in ("positional", "chunked")) != (self.period is not None and self.period >= 1):
+            raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
+        if (self.schedule == "positional") != (self.floor is not None and 1 <= self.floor <= self.ceiling):
+            raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
+        if self.schedule == "positional" and self.probes:
+            raise BadArgument("probes", self.probes, "none under the positional schedule", "it has no rule")
+        read = set(self.bins.features) - {"position"}
+        if read and self.estimator.kind != "full":
+            raise BadArgument(
+                "bins.features", self.bins.features, "position alone", f"a {self.estimator.name} probe knows no other"
+            )
+        if self.decay is not None:
+            self._require_decaying(*self.decay)
+        if self.confidence is not None:
+            self._require_confident(self.confidence)
+        elif self.signal not in PER_LAYER:
+            raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
+
+    def _require_decaying(self, rate: float, longest: float) -> None:
+        if not 0 <= rate < math.inf or not 1 <= longest < math.inf:
+            raise BadArgument(
+                "decay", self.decay, "(rate ≥ 0, tokens ≥ 1), both finite", "None for constant thresholds"
+            )
+        if SIGNALS[self.signal] == "falls" or self.interpolate:
+            expected = "None for a signal that falls, and where exits lie between probes"
+            raise BadArgument("decay", self.decay, expected, "its formula is about a confidence at a probe")
+
+    def _require_confident(self, confidence: Confidence) -> None:
+        """Refuse combinations that mean nothing, and probes other than the ones the signal needs."""
+        signal, pruned = self.signal, confidence.pruned
+        if signal not in SIGNALS or signal == "entropy_nats" or (signal == "softmax_response" and not pruned):
+            raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
+        if pruned and signal not in PRUNABLE:
+            raise BadArgument(
+                "confidence", confidence, f"no pruning for {signal}", f"for {' and '.join(PRUNABLE)} alone"
+            )
+        needed = layers_read(signal, confidence.minimum, self.ceiling)
+        if self.probes != needed:
+            raise BadArgument("probes", self.probes, f"{needed}, the layers {signal} needs")
+        below = [i for i, probe in enumerate(needed) if probe < confidence.minimum]
+        if any(row[i] != math.inf for row in self.thresholds for i in below):
+            raise BadArgument("thresholds", self.thresholds, "inf below the minimum layer", "nothing is decided there")
+        if confidence.kept and len(confidence.kept) != self.ceiling - 1 - confidence.minimum:
+            expected = f"one per probe after the minimum layer, {self.ceiling - 1 - confidence.minimum}"
+            raise BadArgument("confidence.kept", confidence.kept, expected)
+        plain = (self.estimator, self.bins.name, self.interpolate) == (Estimator(), "none", False)
+        if not plain or self.schedule not in STOPS_BY_TOKEN:
+            raise BadArgument(
+                "confidence",
+                confidence,
+                f"a full estimator, no bins, exits at probes, and a schedule of {', '.join(STOPS_BY_TOKEN)}",
+                "what a token emits depends on whether it was asked",
+            )
 
     @property
     def adaptive(self) -> bool:
         """Whether any token can exit before ``ceiling``."""
-        return any(value > -math.inf for row in self.thresholds for value in row)
+        never = -math.inf if SIGNALS[self.signal] == "falls" else math.inf
+        return any(value != never for row in self.thresholds for value in row)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether every token runs to the ceiling, whatever it is."""
+        return not self.probes and self.schedule != "positional"
 
     def to_json(self) -> dict[str, Any]:
-        """Every field by name, as built-in types."""
-        return asdict(self)
+        """Every field by name, as built-in types; the frequency table in hexadecimal."""
+        plain = asdict(self)
+        plain["bins"]["frequency"] = self.bins.frequency.hex()
+        return plain
 
 
 def full_depth(layers: int) -> OperatingPoint:

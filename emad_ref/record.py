@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 PHASES: tuple[str, ...] = ("prompt", "decode", "draft", "verify", "catch_up")
 PROMPT, DECODE, DRAFT, VERIFY, CATCH_UP = range(len(PHASES))
 
-READOUTS: tuple[str, ...] = ("full",)  # kinds of readout: rows of Work.readout_rows
+READOUTS: tuple[str, ...] = ("full", "topk", "lowrank", "linear", "subset")  # kinds: rows of Work.readout_rows
 FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true hidden state, from a copied one
 
 StopReason = Literal["stop token", "length"]
@@ -64,17 +64,23 @@ class Work:
     ``tokens``        [L] rows × positions that ran the whole block.
     ``context``       [L] Σ queries × keys of those runs, as executed: padding and masked keys included.
     ``readout_rows``  [len(READOUTS), L] hidden states read out after a layer, probes and final head alike.
+    ``readout_macs``  [len(READOUTS), L] multiply-adds of readouts other than full heads, retrieval included: what a
+                      readout over part of the vocabulary costs depends on the row, so it is counted, not derived.
     ``fills``         [len(FILLS), L] hidden states that only wrote K and V.
     ``cross_fills``   [L] encoder states that wrote cross-attention K and V.
-    ``encoder_tokens`` positions run through an encoder.
+    ``cross_context`` [L] Σ queries × source keys of those runs, padding included.
+    ``encoder_tokens`` positions run through an encoder; ``encoder_context`` Σ queries × keys in one of its layers.
     """
 
     tokens: Ints
     context: Ints
     readout_rows: Ints
+    readout_macs: Ints
     fills: Ints
     cross_fills: Ints
+    cross_context: Ints
     encoder_tokens: int = 0
+    encoder_context: int = 0
 
     @staticmethod
     def none(layers: int) -> Work:
@@ -84,7 +90,13 @@ class Work:
             return np.zeros(shape, dtype=np.int64)
 
         return Work(
-            zeros(layers), zeros(layers), zeros(len(READOUTS), layers), zeros(len(FILLS), layers), zeros(layers)
+            zeros(layers),
+            zeros(layers),
+            zeros(len(READOUTS), layers),
+            zeros(len(READOUTS), layers),
+            zeros(len(FILLS), layers),
+            zeros(layers),
+            zeros(layers),
         )
 
     @property

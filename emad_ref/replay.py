@@ -1,7 +1,7 @@
 """Replay: a lens trace + operating points → depths, NLL, correctness and Work, as arrays.
 
-Exact for schedules under which a token's state at its depth is the full model's (monotone; free depth with exact
-backfill). State copying changes later states: it is decoded, never replayed.
+Exact for schedules under which a token's state at its depth is the full model's (monotone, positional, chunked; free
+depth with exact backfill). State copying changes later states: it is decoded, never replayed.
 
 Work is *derived* here from depths; decoders *count* it; equality is a law (``tests/laws``).
 """
@@ -18,19 +18,25 @@ from numpy.typing import NDArray
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.thresholds import fires
-from emad_ref.record import FILLS, READOUTS, Floats, Ints, Work
+from emad_ref.policy.bins import bin_index
+from emad_ref.policy.thresholds import fires, planned_exits
+from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
+from emad_ref.schedule.positional import positional_depths
 
 FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth."""
+    """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth.
+
+    ``macs_per_row``: multiply-adds of one reading by its estimator.
+    """
 
     point: OperatingPoint
     depth: Ints
     nll_nats: Floats
+    macs_per_row: int = 0
 
 
 class Ladder:
@@ -45,33 +51,77 @@ class Ladder:
         self.shape = (int(trace.lengths.max()), trace.sequences)
         self.place = column * trace.sequences + trace.sequence  # of each token in a flattened grid
         self.tokens = np.arange(len(trace)) * trace.layers  # of each token's first layer in a flattened column
-        self._signals: dict[int, NDArray[np.float32]] = {}
-
-    def signal(self, layer: int) -> NDArray[np.float32]:
-        """Signal after ``layer`` as a grid; NaN, which never fires, where a sequence has ended."""
-        if layer not in self._signals:
-            grid = np.full(self.shape, np.nan, dtype=np.float32)
-            grid.reshape(-1)[self.place] = self.trace.entropy_nats[:, layer - 1]
-            self._signals[layer] = grid
-        return self._signals[layer]
+        self._grids: dict[object, NDArray[Any]] = {}
 
     def depths(self, point: OperatingPoint) -> Ints:
-        """int64 [tokens] depth of every traced position; every sequence starts at the ceiling."""
+        """int64 [tokens] depth of every traced position; every sequence starts at the ceiling.
+
+        Raises:
+            BadArgument: a point of another number of layers, or one that only decoding can decide.
+        """
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
+        if point.schedule == "copying":
+            raise BadArgument(
+                "point.schedule", "copying", "an exact schedule", "copied states are decoded, not replayed"
+            )
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
+        bins = self._bins(point) if point.probes else None
+        decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
         for number in reversed(range(len(point.probes))):  # the smallest probe that fires is written last
+            if point.interpolate and number > 0:
+                self._between(point, number, bins, depth)
             probe = point.probes[number]
-            np.copyto(depth, np.int16(probe), where=fires(point, number, self.signal(probe)))
-        if point.schedule == "monotone":
-            np.minimum.accumulate(depth, axis=0, out=depth)
+            np.copyto(depth, np.int16(probe), where=fires(point, number, self._signal(point, probe), bins, decided))
+        self._schedule(point, depth)
         placed: Ints = depth.reshape(-1)[self.place].astype(np.int64)
         return placed
+
+    def _schedule(self, point: OperatingPoint, depth: NDArray[np.int16]) -> None:
+        """Turn fires into depth, in place: [longest, sequences], rows are decided tokens from each sequence's first."""
+        if point.schedule == "monotone":
+            np.minimum.accumulate(depth, axis=0, out=depth)
+        elif point.schedule == "chunked":
+            assert point.period is not None
+            first = np.arange(len(depth)) // point.period * point.period
+            depth[:] = depth[first]
+        elif point.schedule == "positional":
+            depth[:] = positional_depths(point, np.arange(len(depth)))[:, None]
+
+    def _between(
+        self, point: OperatingPoint, number: int, bins: NDArray[np.intp] | None, depth: NDArray[np.int16]
+    ) -> None:
+        """Exits after probe ``number`` and below the next, where the line through the last two readings meets τ."""
+        before, here = (self._signal(point, point.probes[at]) for at in (number - 1, number))
+        planned = planned_exits(point, number, before, here, bins)
+        np.copyto(depth, planned.astype(np.int16), where=planned > 0)
+
+    def _grid(self, key: object, column: NDArray[Any]) -> NDArray[Any]:
+        """``column`` [tokens] as a grid; NaN, which never fires (0 for bins), where a sequence has ended."""
+        if key not in self._grids:
+            filler = np.nan if column.dtype.kind == "f" else 0
+            grid = np.full(self.shape, filler, dtype=column.dtype)
+            grid.reshape(-1)[self.place] = column
+            self._grids[key] = grid
+        return self._grids[key]
+
+    def _signal(self, point: OperatingPoint, layer: int) -> NDArray[np.float32]:
+        return self._grid((point.signal, point.estimator, layer), self.trace.signal(point)[:, layer - 1])
+
+    def _bins(self, point: OperatingPoint) -> NDArray[np.intp] | None:
+        if point.bins.count == 1:
+            return None
+        key, first = (point.bins, point.probes[0]), point.probes[0] - 1
+        if key not in self._grids:
+            trace = self.trace
+            index = bin_index(point.bins, trace.position + 1, trace.top1_probability[:, first], trace.top1[:, first])
+            return self._grid(key, index)
+        return self._grids[key]
 
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)
         nll = self.trace.nll_nats.reshape(-1)[self.tokens + (depth - 1)]
-        return Replay(point, depth, nll.astype(np.float64))
+        return Replay(point, depth, nll.astype(np.float64), self.trace.macs_per_row.get(point.estimator, 0))
 
 
 def depths(trace: Trace, point: OperatingPoint) -> Ints:
@@ -101,28 +151,73 @@ def argmax_at(trace: Trace, depth: Ints) -> Ints:
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
 
 
-def derived_work(trace: Trace, point: OperatingPoint, depth: Ints) -> tuple[Work, Work]:
+def derived_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row: int = 0) -> tuple[Work, Work]:
     """(decode, prompt) Work of decoding every sequence alone, token by token, at ``depth`` [tokens].
 
     The prompt before the last position is one forward at the ceiling: n positions against n keys each.
     """
-    return decode_work(trace.position, depth, point), prompt_work(trace.prompts, point)
+    return decode_work(trace, depth, point, macs_per_row), prompt_work(trace.prompts, point)
 
 
-def decode_work(position: Ints, depth: Ints, point: OperatingPoint) -> Work:
-    """Work of single-token steps at ``position`` [tokens] (keys attended: position + 1) and ``depth`` [tokens]."""
+def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
+    """Work of single-token steps at the trace's positions and ``depth`` [tokens]; a step attends to position + 1 keys.
+
+    ``macs_per_row``: multiply-adds of one reading by the point's estimator, retrieval included; 0 for a full head.
+
+    Raises:
+        BadArgument: state copying, whose depths no trace knows; a confidence, whose readouts differ from row to row.
+    """
+    if point.schedule == "copying":
+        raise BadArgument("point.schedule", "copying", "an exact schedule", "copied states are decoded, not replayed")
+    if point.confidence is not None:
+        raise BadArgument("point.confidence", point.name, "None", "what its readouts cost is counted, not derived")
     work = Work.none(point.layers)
-    free = point.schedule == "free_eager"
+    kind, asked = READOUTS.index(point.estimator.kind), _asked(trace, point)
     for layer in range(1, point.layers + 1):
         ran = depth >= layer
-        if free:  # backfill: every block runs, but the last only has to write K and V where its output is not read
-            ran = ran | (layer < point.ceiling)
-            work.fills[EXACT, layer - 1] = int((~ran).sum()) if layer == point.ceiling else 0
-        work.tokens[layer - 1] = int(ran.sum())
-        work.context[layer - 1] = int((position[ran] + 1).sum())
-        read = depth >= layer if layer in point.probes else depth == layer
-        work.readout_rows[FULL, layer - 1] = int(read.sum())
+        work.tokens[layer - 1], work.context[layer - 1] = BLOCKS_RUN.get(point.schedule, _run_once)(
+            trace, depth, layer, point.ceiling
+        )
+        if point.schedule == "free_eager" and layer == point.ceiling:  # only K and V: its output is not read
+            work.fills[EXACT, layer - 1] = int((~ran).sum())
+        probed, emitted = asked & ran & (layer in point.probes), depth == layer
+        if kind == FULL:  # a full probe doubles as the output distribution
+            work.readout_rows[FULL, layer - 1] = int((probed | emitted).sum())
+            continue
+        work.readout_rows[kind, layer - 1] = int(probed.sum())
+        work.readout_macs[kind, layer - 1] = int(probed.sum()) * macs_per_row
+        work.readout_rows[FULL, layer - 1] = int(emitted.sum())
     return work
+
+
+def _asked(trace: Trace, point: OperatingPoint) -> Bools:
+    """[tokens] whether the rule is asked: within a chunk only the first token is."""
+    place = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
+    return place % (point.period or 1) == 0 if point.schedule == "chunked" else np.ones(len(trace), dtype=bool)
+
+
+def _run_once(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
+    """(tokens, context) of ``layer`` where a token runs it only on its own way up."""
+    ran = depth >= layer
+    return int(ran.sum()), int((trace.position[ran] + 1).sum())
+
+
+def _run_eagerly(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
+    """Backfill at once: every block below the ceiling runs for every token, the last where it was asked for."""
+    ran = (depth >= layer) | (layer < ceiling)
+    return int(ran.sum()), int((trace.position[ran] + 1).sum())
+
+
+def _run_deferred(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
+    """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
+    end = trace.starts[1:][trace.sequence]  # of each token's sequence
+    deep = np.where(depth >= layer, np.arange(len(depth)), len(depth))
+    taken_along = np.minimum.accumulate(deep[::-1])[::-1]  # index of the first token from here on that goes so deep
+    ran = taken_along < end
+    return int(ran.sum()), int((trace.position[taken_along[ran]] + 1).sum())
+
+
+BLOCKS_RUN = {"free_eager": _run_eagerly, "free_deferred": _run_deferred, "chunked": _run_deferred}
 
 
 def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

@@ -52,8 +52,9 @@ def signals(logits: Floats, point: OperatingPoint) -> Floats:
     Raises:
         BadArgument: the point compares something else than the full readout's entropy.
     """
-    if (point.signal, point.estimator, point.bins) != ("entropy_nats", "full", "none"):
-        named = f"{point.signal}/{point.estimator}/{point.bins}"
-        expected = "signal/estimator/bins entropy_nats/full/none"
+    asked = (point.signal, point.estimator.name, point.bins.name)
+    if asked != ("entropy_nats", "full", "none") or point.interpolate:
+        named = "/".join(asked) + (" between probes" if point.interpolate else "")
+        expected = "signal/estimator/bins entropy_nats/full/none, exits at probes"
         raise BadArgument("point", named, expected, "the audit knows no other oracle yet")
     return entropy_nats(logits[:, np.asarray(point.probes, dtype=np.int64) - 1])

@@ -25,7 +25,7 @@ class Entry:
 
 # Families whose norm or softmax computes in float32 whatever the model's dtype.
 FLOAT32_INSIDE: frozenset[str] = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite"}
+    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "t5"}
 )
 MODEL_DTYPE_INSIDE: frozenset[str] = frozenset({"gpt_neox", "gpt2", "opt", "phi"})
 

@@ -1,7 +1,9 @@
 """The teacher-forcing entropy profile: what calibration leaves behind, as a record with a fingerprint.
 
-Raw means of every layer stand beside the isotonic targets of the probes. A profile belongs to one model, tokenizer and
-dtype; ``require`` refuses any other, because τ of one model is a random number for another.
+Raw means of every layer stand beside the isotonic targets of the probes, for all tokens together and for each bin. The
+running statistics they come from are kept: profiles of several corpora add up, and any quantile can be asked for. A
+profile belongs to one model, tokenizer and dtype; ``require`` refuses any other, because τ of one model is a random
+number for another.
 """
 
 from __future__ import annotations
@@ -9,8 +11,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,21 @@ from typing import Any
 import numpy as np
 
 from emad_ref.calibration.fit import isotonic_targets
+from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.stored import are_probes, bins_to_json, brief, impossible, statistics_to_json, values
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.point import OperatingPoint
+from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.policy.bins import ancestors, features_dropped
 from emad_ref.policy.thresholds import entropy_matched
+from emad_ref.record import Floats, Ints
 
-SCHEMA = 1
+SCHEMA = 2
+MINIMUM_TOKENS = 500  # behind a bin's thresholds: a mean entropy with deviation 1.5 nats is then known to ± 0.07
+
+ONE_BIN = BinSpec()
+
+Rows = tuple[tuple[float, ...], ...]
 
 
 class BadProfile(EmadError):
@@ -32,7 +43,15 @@ class BadProfile(EmadError):
 
 @dataclass(frozen=True)
 class Profile:
-    """``mean_nats`` [L] raw means; ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged."""
+    """``mean_nats`` [L] raw means; ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
+
+    ``corpora``          tokens from each corpus; empty: all from ``corpus``.
+    ``bins``             how tokens are sorted; without features, the following two are empty.
+    ``bin_targets_nats`` [bins][probes] isotonic targets of each bin.
+    ``fallbacks``        [bins] features the bin gave up because fewer than ``minimum_tokens`` were seen in it: its
+                         targets are those of the tokens that share the others; 0 where they are its own.
+    ``statistics``       what all of it was computed from; None for a profile written by hand, which knows no quantiles.
+    """
 
     model: str
     fingerprint: str
@@ -45,22 +64,93 @@ class Profile:
     tokens: int
     sequences: int
     versions: dict[str, str]
+    corpora: dict[str, int] = field(default_factory=dict)
+    bins: BinSpec = ONE_BIN
+    bin_targets_nats: Rows = ()
+    fallbacks: tuple[int, ...] = ()
+    minimum_tokens: int = MINIMUM_TOKENS
+    statistics: Statistics | None = None
     schema: int = SCHEMA
 
-    def point(self, margin_nats: float = 0.0, schedule: str = "monotone") -> OperatingPoint:
-        """The EMAD operating point τ = targets − margin.
+    def point(
+        self, margin_nats: float = 0.0, schedule: str = "monotone", *, quantile: float | None = None
+    ) -> OperatingPoint:
+        """The EMAD operating point τ = targets − margin; with ``quantile``, τ = that quantile of H (METHODS, "EMAD").
 
         Raises:
-            BadArgument: a margin that makes every threshold negative: such a point can never exit.
+            BadArgument: a margin that makes every threshold negative: such a point can never exit; a margin beside a
+                quantile, which is itself the dial; a quantile outside (0, 1), or of a profile without statistics.
         """
-        if self.probes and max(self.targets_nats) - margin_nats < 0:
+        if quantile is not None:
+            return self._quantile_point(quantile, margin_nats, schedule)
+        rows = self.bin_targets_nats or (self.targets_nats,)
+        highest = max((max(row) for row in rows), default=0.0) if self.probes else math.inf
+        if highest - margin_nats < 0:
             raise BadArgument(
                 "margin_nats",
                 margin_nats,
-                f"at most {max(self.targets_nats):.4f}, the highest target of this profile",
+                f"at most {highest:.4f}, the highest target of this profile",
                 "a larger margin makes every threshold negative, and entropy never is: nothing would exit",
             )
-        return entropy_matched(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
+        point = entropy_matched(self.layers, self.probes, self.targets_nats, margin_nats, schedule)
+        return self._conditioned(point, tuple(tuple(target - margin_nats for target in row) for row in rows))
+
+    def _quantile_point(self, quantile: float, margin_nats: float, schedule: str) -> OperatingPoint:
+        if margin_nats != 0:
+            raise BadArgument(
+                "margin_nats", margin_nats, "0 beside a quantile", "a smaller quantile is the stricter one"
+            )
+        levels = self._from_ancestors(lambda statistics: statistics.quantile_nats(quantile)[:, self._columns])
+        rows = tuple(tuple(float(level) for level in row) for row in levels)
+        point = entropy_matched(self.layers, self.probes, rows[0], 0.0, schedule)
+        suffix = point.name.removeprefix("emad m=0.00")  # the schedule, where it is not the usual one
+        named = replace(point, name=f"quantile q={quantile:g}{suffix}", family="quantile", margin_nats=None)
+        return self._conditioned(named, rows)
+
+    def _conditioned(self, point: OperatingPoint, rows: Rows) -> OperatingPoint:
+        if not self.bins.features:
+            return point
+        return replace(point, name=f"{point.name} by {self.bins.name}", bins=self.bins, thresholds=rows)
+
+    def quantile_nats(self, quantile: float) -> Floats:
+        """[bins, L] the ``quantile`` of H in each bin as it is, without fallback; NaN where no token was seen.
+
+        Raises:
+            BadArgument: a quantile outside (0, 1), or of a profile without statistics.
+        """
+        return self._statistics.quantile_nats(quantile)
+
+    def coarser(self, dropped: int = 1) -> Profile:
+        """The same calibration without its last ``dropped`` features.
+
+        Raises:
+            BadArgument: more features than there are, or a profile without statistics.
+        """
+        group = ancestors(self.bins, dropped)
+        features = self.bins.features[: len(self.bins.features) - dropped]
+        frequency = self.bins.frequency if "frequency" in features else b""
+        bins = replace(self.bins, features=features, frequency=frequency)
+        return _fitted(self, bins, self._statistics.pooled(group))
+
+    @property
+    def _statistics(self) -> Statistics:
+        if self.statistics is None:
+            raise BadArgument("profile.statistics", None, "running statistics", "calibrate again with `emad calibrate`")
+        return self.statistics
+
+    @property
+    def _columns(self) -> Ints:
+        return np.array(self.probes, dtype=np.int64) - 1
+
+    def _from_ancestors(self, values: Callable[[Statistics], Floats]) -> Floats:
+        """[bins, …] ``values`` of each bin, or of the ancestor it falls back to."""
+        dropped = np.array(self.fallbacks or (0,), dtype=np.int64)
+        chosen: Floats = values(self._statistics)
+        for level in range(1, int(dropped.max()) + 1):
+            group = ancestors(self.bins, level)
+            theirs = values(self._statistics.pooled(group))[group]
+            chosen = np.where((dropped == level)[:, None], theirs, chosen)
+        return chosen
 
     def require(self, fingerprint: str, dtype: str) -> None:
         """Refuse use with another model or dtype."""
@@ -71,79 +161,172 @@ class Profile:
                     f"calibrate this model itself (the profile was taken from {self.model!r} on {self.corpus!r})"
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        """Every field by name, as JSON holds it."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        return plain | {
+            "bins": bins_to_json(self.bins),
+            "statistics": None if self.statistics is None else statistics_to_json(self.statistics),
+        }
+
     def save(self, path: Path) -> None:
         """Write as JSON, making its folder if need be; the file is complete or absent."""
         path.parent.mkdir(parents=True, exist_ok=True)  # a long calibration must not be lost to a missing folder
         unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, path)
 
 
+# ---------------------------------------------------------------- making one
+
+
 def profile_of(
-    trace: Trace, probes: tuple[int, ...], *, model: str, fingerprint: str, corpus: str, dtype: str
+    trace: Trace,
+    probes: tuple[int, ...],
+    *,
+    model: str,
+    fingerprint: str,
+    corpus: str,
+    dtype: str,
+    bins: BinSpec = ONE_BIN,
+    minimum_tokens: int = MINIMUM_TOKENS,
 ) -> Profile:
-    """Mean over all traced positions, isotonic over ``probes``.
+    """Mean over all traced positions, isotonic over ``probes``, for all tokens and in each of ``bins``.
+
+    Raises:
+        BadArgument: probes that are not ascending layers below the last; none, for bins by what the first one says.
+    """
+    require_probes(probes, trace.layers)
+    statistics = statistics_of(trace, bins, probes[0] if probes else None)
+    return profile_from(
+        statistics,
+        probes,
+        model=model,
+        fingerprint=fingerprint,
+        corpora={corpus: len(trace)},
+        dtype=dtype,
+        bins=bins,
+        minimum_tokens=minimum_tokens,
+    )
+
+
+def profile_from(
+    statistics: Statistics,
+    probes: tuple[int, ...],
+    *,
+    model: str,
+    fingerprint: str,
+    corpora: Mapping[str, int],
+    dtype: str,
+    bins: BinSpec = ONE_BIN,
+    minimum_tokens: int = MINIMUM_TOKENS,
+) -> Profile:
+    """The profile of running statistics taken in ``bins``; ``corpora`` tokens by name.
 
     Raises:
         BadArgument: probes that are not ascending layers below the last.
     """
-    if not _are_probes(probes, trace.layers):
-        raise BadArgument(
-            "probes", probes, f"ascending layers in 1–{trace.layers - 1} of this model", "the last layer is always read"
-        )
-    mean = trace.entropy_nats.astype(np.float64).mean(axis=0)
-    at = np.array(probes, dtype=np.int64) - 1
-    targets = isotonic_targets(probes, mean[at], np.full(len(probes), len(trace)))
-    return Profile(
+    require_probes(probes, statistics.layers)
+    blank = Profile(
         model=model,
         fingerprint=fingerprint,
-        corpus=corpus,
+        corpus=" + ".join(corpora),
         dtype=dtype,
-        layers=trace.layers,
+        layers=statistics.layers,
         probes=tuple(probes),
-        mean_nats=tuple(float(h) for h in mean),
-        targets_nats=tuple(float(h) for h in targets),
-        tokens=len(trace),
-        sequences=trace.sequences,
-        versions={name: version(name) for name in ("torch", "transformers", "numpy", "scikit-learn")},
+        mean_nats=(),
+        targets_nats=(),
+        tokens=int(statistics.tokens.sum()),
+        sequences=statistics.sequences,
+        versions=library_versions(),
+        corpora=dict(corpora),
+        minimum_tokens=minimum_tokens,
     )
+    return _fitted(blank, bins, statistics)
 
 
-def _are_probes(value: Any, layers: int) -> bool:
-    return all(type(p) is int and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """One profile of all their corpora: sums of statistics, means and targets computed anew.
+
+    Raises:
+        BadArgument: no profiles; another model, dtype, probes or bins; one without statistics; a corpus in two of them.
+    """
+    if not profiles:
+        raise BadArgument("profiles", [], "at least one profile")
+    first, *others = profiles
+    corpora = dict(_corpora(first))
+    statistics = first._statistics
+    for other in others:
+        for name in ("model", "fingerprint", "dtype", "layers", "probes", "bins", "minimum_tokens"):
+            mine, theirs = getattr(first, name), getattr(other, name)
+            if mine != theirs:
+                raise BadArgument(
+                    f"profile.{name}",
+                    brief(theirs),
+                    f"{brief(mine)!r} as in the first",
+                    "calibrate alike, with --bins-of for the same bins",
+                )
+        twice = sorted(corpora.keys() & _corpora(other).keys())
+        if twice:
+            raise BadArgument("profile.corpora", twice, "each corpus in one profile", "its tokens would count twice")
+        corpora |= _corpora(other)
+        statistics = statistics + other._statistics
+    tokens, sequences = int(statistics.tokens.sum()), statistics.sequences
+    blank = replace(first, corpus=" + ".join(corpora), corpora=corpora, tokens=tokens, sequences=sequences)
+    return _fitted(replace(blank, versions=_joined_versions(profiles)), first.bins, statistics)
 
 
-def _are_entropies(value: Any, count: int) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == count
-        and all(type(h) in (int, float) and math.isfinite(h) and h >= 0 for h in value)
+def _fitted(profile: Profile, bins: BinSpec, statistics: Statistics) -> Profile:
+    """``profile`` with means, targets and fallbacks of ``statistics`` in ``bins``."""
+    columns = profile._columns
+
+    def targets(statistics: Statistics) -> Floats:
+        means = statistics.mean_nats()[:, columns]
+        seen = statistics.tokens > 0
+        fitted = np.full(means.shape, np.nan)  # a bin without tokens has no targets, and falls back
+        for number in np.flatnonzero(seen):
+            count = np.full(len(columns), statistics.tokens[number])
+            fitted[number] = isotonic_targets(profile.probes, means[number], count)
+        return fitted
+
+    together = statistics.pooled(np.zeros(len(statistics.tokens), dtype=np.int64))
+    dropped = features_dropped(bins, statistics.tokens, profile.minimum_tokens) if bins.features else ()
+    fitted = replace(
+        profile,
+        mean_nats=tuple(float(h) for h in together.mean_nats()[0]),
+        targets_nats=tuple(float(h) for h in targets(together)[0]),
+        bins=bins,
+        fallbacks=tuple(int(count) for count in dropped),
+        statistics=statistics,
     )
+    rows = fitted._from_ancestors(targets) if bins.features else ()
+    return replace(fitted, bin_targets_nats=tuple(tuple(float(h) for h in row) for row in rows))
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and value >= 1
+def library_versions() -> dict[str, str]:
+    """Of what a profile's numbers depend on."""
+    return {name: version(name) for name in ("torch", "transformers", "numpy", "scikit-learn")}
 
 
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and bool(value)
+def _joined_versions(profiles: Sequence[Profile]) -> dict[str, str]:
+    """Each library's version, or versions where the profiles were taken with several."""
+    names = {name: None for profile in profiles for name in profile.versions}
+    return {name: ", ".join(dict.fromkeys(p.versions[name] for p in profiles if name in p.versions)) for name in names}
 
 
-# field, whether its value is possible beside the fields above it, what is expected of it
-_FIELDS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
-    ("model", lambda v, _: _is_name(v), "a name"),
-    ("fingerprint", lambda v, _: _is_name(v), "a checksum"),
-    ("corpus", lambda v, _: _is_name(v), "a name"),
-    ("dtype", lambda v, _: _is_name(v), "a name"),
-    ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("probes", lambda v, d: isinstance(v, list) and _are_probes(v, d["layers"]), "ascending layers below the last"),
-    ("mean_nats", lambda v, d: _are_entropies(v, d["layers"]), "one finite entropy ≥ 0 per layer"),
-    ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
-    ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
-    ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("sequences", lambda v, _: _is_count(v), "a count ≥ 1"),
-    ("versions", lambda v, _: isinstance(v, dict), "versions by package name"),
-)
+def _corpora(profile: Profile) -> dict[str, int]:
+    return profile.corpora or {profile.corpus: profile.tokens}
+
+
+def require_probes(probes: Sequence[int], layers: int) -> None:
+    """Refuse probes that are not ascending layers below the last."""
+    if not are_probes(probes, layers):
+        raise BadArgument(
+            "probes",
+            tuple(probes),
+            f"ascending layers in 1–{layers - 1} of this model",
+            "the last layer is always read",
+        )
 
 
 def load_profile(path: Path) -> Profile:
@@ -170,10 +353,10 @@ def load_profile(path: Path) -> Profile:
             f"profile={str(path)!r} lacks fields {sorted(known - set(data))} and has unknown fields "
             f"{sorted(set(data) - known)}, but expected exactly {sorted(known)}; calibrate again"
         )
-    for name, possible, expected in _FIELDS:
-        if not possible(data[name], data):
-            raise BadProfile(
-                f"profile={str(path)!r} has {name}={data[name]!r}, but expected {expected}; calibrate again"
-            )
-    given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
-    return Profile(**given)
+    refused = impossible(data)
+    if refused is not None:
+        name, expected = refused
+        raise BadProfile(
+            f"profile={str(path)!r} has {name}={brief(data[name])!r}, but expected {expected}; calibrate again"
+        )
+    return Profile(**values(data))

@@ -3,29 +3,38 @@
 Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
 earlier tokens ran. So one full-depth pass that records, for every token and layer,
 
-    H_ℓ (entropy, nats)   −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ
+    H_ℓ (entropy, nats)   −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   max p_ℓ − second p_ℓ
 
 decides quality at every operating point by array arithmetic (``emad_ref.replay``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, TextIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import entropy_nats, require_finite
 from emad_ref.record import Floats, Ints
 
+COLUMNS = ("entropy_nats", "nll_nats", "top1", "top1_probability", "softmax_response")  # per token and layer
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
+NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
+NO_READERS: Mapping[Estimator, tuple[Sequence[int], Reader]] = {}
+
+Observer = Callable[[int, Tensor, Tensor], None]
 
 
 class EmptyCorpus(EmadError):
@@ -37,18 +46,28 @@ class TokenSequence:
     """``tokens`` int64 [n], opening token included; positions before ``adaptive_from`` are prompt, at full depth.
 
     ``document`` numbers the text it was cut from: windows of one document are not independent.
+    ``source`` int64 [s] what an encoder-decoder model reads beside it; None for decoder-only models.
     """
 
     tokens: Ints
     adaptive_from: int = 0
     document: int = 0
+    source: Ints | None = None
+
+    @property
+    def size(self) -> int:
+        """Tokens that one forward over it holds."""
+        return len(self.tokens) + (0 if self.source is None else len(self.source))
 
 
 @dataclass(frozen=True)
 class Trace:
     """Per decided position p of every sequence (p ≥ adaptive_from, and a next token exists), in order.
 
-    ``entropy_nats``, ``nll_nats``, ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L].
+    ``entropy_nats``, ``nll_nats``, ``top1_probability``, ``softmax_response`` (top-1 minus top-2 probability):
+    float32 [tokens, L]; ``top1`` int32 [tokens, L].
+    ``estimates``: float32 [tokens, L] by estimator, NaN at layers it was not asked about; ``macs_per_row``: what one
+    reading by it multiplies and adds.
     ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64 [sequences + 1] offsets into the rows.
     ``prompts``: int64 [sequences] positions before the first decided one.
     """
@@ -57,11 +76,14 @@ class Trace:
     nll_nats: NDArray[np.float32]
     top1: NDArray[np.int32]
     top1_probability: NDArray[np.float32]
+    softmax_response: NDArray[np.float32]
     token: Ints
     target: Ints
     position: Ints
     starts: Ints
     prompts: Ints
+    estimates: dict[Estimator, NDArray[np.float32]] = field(default_factory=dict)
+    macs_per_row: dict[Estimator, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token)
@@ -69,6 +91,26 @@ class Trace:
     @property
     def layers(self) -> int:
         return self.entropy_nats.shape[1]
+
+    def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
+        """[tokens, L] what ``point`` compares with its thresholds.
+
+        Raises:
+            BadArgument: an estimator that this trace was not asked to record, or a signal that no trace records.
+        """
+        if point.confidence is not None:
+            remedy = "its signals are decoded, no trace records them"
+            raise BadArgument("point.confidence", point.name, "None", remedy)
+        if point.signal == "softmax_response":
+            return self.softmax_response
+        if point.estimator == Estimator():
+            return self.entropy_nats
+        if point.estimator not in self.estimates:
+            names = ", ".join(estimator.name for estimator in self.estimates) or "none"
+            raise BadArgument(
+                "point.estimator", point.estimator.name, f"full or one this trace records ({names})", "trace it too"
+            )
+        return self.estimates[point.estimator]
 
     @property
     def sequences(self) -> int:
@@ -89,11 +131,15 @@ def joined(parts: Sequence[Trace]) -> Trace:
     """One trace of all parts, in order."""
     if not parts:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
-    rows = ("entropy_nats", "nll_nats", "top1", "top1_probability", "token", "target", "position", "prompts")
+    rows = (*COLUMNS, "token", "target", "position", "prompts")
     lengths = np.concatenate([part.lengths for part in parts])
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
         starts=np.concatenate([[0], np.cumsum(lengths)]),
+        estimates={
+            estimator: np.concatenate([part.estimates[estimator] for part in parts]) for estimator in parts[0].estimates
+        },
+        macs_per_row=parts[0].macs_per_row,
     )
 
 
@@ -108,7 +154,7 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
             raise BadArgument(
                 "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
             )
-        widest = max([len(sequence.tokens), *(len(s.tokens) for s in batch)])
+        widest = max([sequence.size, *(s.size for s in batch)])
         if batch and widest * (len(batch) + 1) > tokens:
             yield batch
             batch = []
@@ -126,16 +172,89 @@ def padded(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
     return tokens, lengths
 
 
+def readings(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
+    """``COLUMNS`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
+
+    Raises:
+        NotFinite: logits hold NaN; ``where`` names the place.
+    """
+    logits = logits.float()
+    entropy = entropy_nats(logits)
+    require_finite(entropy, where)
+    log_p = torch.log_softmax(logits, dim=-1)
+    best = log_p.topk(2, dim=-1)
+    first, second = best.values.exp().unbind(dim=-1)
+    nll = -log_p.gather(-1, target[:, None])[:, 0]
+    return dict(zip(COLUMNS, (entropy, nll, best.indices[:, 0].int(), first, first - second), strict=True))
+
+
+def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor]:
+    """Logits [L, V] after every layer of each position from ``start`` on, one position per forward, with a cache."""
+    cache = stepper.new_cache(1, len(tokens))
+    ids = torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device)
+    if start:
+        frame = stepper.frame(np.arange(start)[None], cache)
+        stepper.run(stepper.embed(ids[:, :start], frame), 0, stepper.layers, frame, cache)
+    for at in range(start, len(tokens)):
+        frame = stepper.frame(np.array([[at]]), cache)
+        hidden, states = stepper.embed(ids[:, at : at + 1], frame), []
+        for layer in range(1, stepper.layers + 1):
+            hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+            states.append(hidden[0])
+        yield stepper.logits(torch.cat(states))
+
+
 @torch.inference_mode()
-def trace_batch(stepper: Stepper, batch: Sequence[TokenSequence]) -> Trace:
+def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
+    """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
+    return np.stack([logits.double().cpu().numpy() for logits in _step_by_step(stepper, tokens, first)])
+
+
+@torch.inference_mode()
+def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
+    """The trace of one sequence, token by token with a cache, as decoding alone in a batch of one computes it.
+
+    For models whose arithmetic depends on what else is in the forward, such as dynamic quantisation with one scale per
+    tensor: there one plain pass is not what decoding does.
+    """
+    tokens, start = np.asarray(sequence.tokens, dtype=np.int64), sequence.adaptive_from
+    targets = torch.from_numpy(tokens[start + 1 :]).to(stepper.device)
+    rows = [
+        readings(logits, target.expand(len(logits)), f"{number} positions after the prompt")
+        for number, (logits, target) in enumerate(zip(_step_by_step(stepper, tokens[:-1], start), targets, strict=True))
+    ]
+    decided = slice(start, len(tokens) - 1)
+    return Trace(
+        **{name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in COLUMNS},
+        token=tokens[decided],
+        target=tokens[start + 1 :],
+        position=np.arange(start, len(tokens) - 1),
+        starts=np.array([0, len(rows)]),
+        prompts=np.array([start]),
+        estimates={},
+        macs_per_row={},
+    )
+
+
+@torch.inference_mode()
+def trace_batch(
+    stepper: Stepper,
+    batch: Sequence[TokenSequence],
+    readers: Mapping[Estimator, tuple[Sequence[int], Reader]] = NO_READERS,
+    observe: Observer | None = None,
+) -> Trace:
     """The trace of one batch in one forward.
+
+    ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
+    called after every layer.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
     """
     tokens, lengths = padded(batch)
     positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    frame = stepper.frame(positions, None, lengths=lengths)
+    cache = opened(stepper, [sequence.source for sequence in batch], tokens.shape[1])
+    frame = stepper.frame(positions, cache, lengths=lengths)
     ids = torch.from_numpy(tokens).to(stepper.device)
     hidden = stepper.embed(ids, frame)
     decided = np.zeros(tokens.shape, dtype=bool)
@@ -143,19 +262,23 @@ def trace_batch(stepper: Stepper, batch: Sequence[TokenSequence]) -> Trace:
         decided[row, sequence.adaptive_from : len(sequence.tokens) - 1] = True
     chosen = torch.from_numpy(decided).to(stepper.device)
     target = torch.roll(ids, -1, dims=1)[chosen]
-    columns: dict[str, list[NDArray[Any]]] = {"entropy_nats": [], "nll_nats": [], "top1": [], "top1_probability": []}
-    for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, None)
-        logits = stepper.logits(hidden[chosen]).float()
-        entropy = entropy_nats(logits)
-        require_finite(entropy, f"after layer {layer}")
-        log_p = torch.log_softmax(logits, dim=-1)
-        best = log_p.max(dim=-1)
-        columns["entropy_nats"].append(entropy.float().cpu().numpy())
-        columns["nll_nats"].append(-log_p.gather(-1, target[:, None])[:, 0].cpu().numpy())
-        columns["top1"].append(best.indices.int().cpu().numpy())
-        columns["top1_probability"].append(best.values.exp().cpu().numpy())
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
     counts = decided.sum(axis=1)
+    estimates = {
+        estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
+    }
+    for layer in range(1, stepper.layers + 1):
+        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        states = hidden[chosen]
+        read = readings(stepper.logits(states), target, f"after layer {layer}")
+        for name, column in columns.items():
+            column.append(read[name].cpu().numpy())
+        for estimator, (layers, reader) in readers.items():
+            if layer in layers:
+                estimate = reader.read(states, list(layers).index(layer)).entropy_nats
+                estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
+        if observe is not None:
+            observe(layer, states, read["entropy_nats"])
     return Trace(
         **{name: np.stack(column, axis=1) for name, column in columns.items()},
         token=tokens[decided],
@@ -163,43 +286,64 @@ def trace_batch(stepper: Stepper, batch: Sequence[TokenSequence]) -> Trace:
         position=positions[decided],
         starts=np.concatenate([[0], np.cumsum(counts)]),
         prompts=np.array([s.adaptive_from for s in batch]),
+        estimates=estimates,
+        macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
     )
 
 
-def stream(stepper: Stepper, sequences: Iterable[TokenSequence]) -> Iterator[Trace]:
+def stream(
+    stepper: Stepper,
+    sequences: Iterable[TokenSequence],
+    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    observe: Observer | None = None,
+) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
+    readers = {
+        estimator: (tuple(layers), reader_of(stepper, estimator, layers)) for estimator, layers in estimators.items()
+    }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch)
+        yield trace_batch(stepper, batch, readers, observe)
 
 
 def take_trace(
     stepper: Stepper,
     sequences: Iterable[TokenSequence],
     *,
+    estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
+    observe: Observer | None = None,
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
     """The whole trace in memory; ``progress`` names the bar, None shows none; it goes to ``file``, else to stderr.
 
+    ``estimators``: which to record beside the full entropy, after which layers; ``observe`` as in ``trace_batch``.
+
     Raises:
         EmptyCorpus: no sequences.
     """
-    bar = tqdm(stream(stepper, sequences), desc=progress, disable=progress is None, unit="batch", file=file)
+    traces = stream(stepper, sequences, estimators, observe)
+    bar = tqdm(traces, desc=progress, disable=progress is None, unit="batch", file=file)
     return joined(list(bar))
 
 
+def opened(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> Cache | None:
+    """What one plain pass needs beside the tokens: nothing, or a cache that holds the encoded sources."""
+    return None if all(source is None for source in sources) else stepper.open(sources, positions)
+
+
 @torch.inference_mode()
-def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0) -> Floats:
+def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of one sequence after every layer, from position ``first`` on.
 
-    One plain pass without a cache: the oracle of every audit.
+    One plain pass without earlier K/V: the oracle of every audit.
     """
     positions = np.arange(len(tokens))[None]
-    frame = stepper.frame(positions, None)
+    cache = opened(stepper, [source], len(tokens))
+    frame = stepper.frame(positions, cache)
     hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
     layers = []
     for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, None)
+        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
         layers.append(stepper.logits(hidden[:, first:])[0].double().cpu().numpy())
     return np.stack(layers, axis=1)
 

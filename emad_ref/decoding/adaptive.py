@@ -7,11 +7,12 @@
          rows whose cap is j stop
       emit from the head at D_t
 
-Symbols: ``depth`` is D_t, ``cap`` is D_{t-1}, ``signal`` is Ĥ. A row that stops leaves the batch for the layers above:
-under the monotone schedule it never returns to them, so no K/V is owed. Under ``free_eager`` stopped rows go on to
-write K and V of the layers above (the last by a K/V-only pass): exact, and no gain by construction.
+Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or what else the schedule allows, ``signal`` is Ĥ. A row that stops leaves
+the batch for the layers above; what the cache is owed there is settled by ``decoding.repair``: nothing under a schedule
+that never rises.
 
-The readout at a probe doubles as the output distribution of a row that stops there: it is never computed twice.
+The readout at a full-softmax probe doubles as the output distribution of a row that stops there: it is never computed
+twice. Any other estimator reads first and pays a full head at the exit.
 This module knows no prompts, no sampling and no clock. It counts what it runs.
 """
 
@@ -21,31 +22,30 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from emad_ref.decoding.repair import Owed, flow_of
 from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Frame, Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.policy.thresholds import fires
-from emad_ref.readout.signals import entropy_nats, require_finite
-from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-
-FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
+from emad_ref.policy.bins import bin_index
+from emad_ref.policy.thresholds import fires, planned_exits
+from emad_ref.readout.watch import watch_of
+from emad_ref.record import Bools, Floats, Ints, Work
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``logits`` [rows, n, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread."""
+    """``logits`` [rows, n, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread.
+
+    ``cap`` int64 [rows]: the largest depth each row was allowed.
+    """
 
     logits: Tensor
     depth: Ints
     signal: Floats
-
-
-def count_blocks(work: Work, first: int, last: int, rows: int, queries: int, keys: int) -> None:
-    """Charge layers first+1 … last with ``rows`` × ``queries`` tokens against ``keys`` keys each."""
-    work.tokens[first:last] += rows * queries
-    work.context[first:last] += rows * queries * keys
+    cap: Ints
 
 
 class Step:
@@ -53,87 +53,125 @@ class Step:
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         self.stepper, self.point = stepper, point
-        self.free = point.schedule == "free_eager"
+        self.watch = watch_of(stepper, point)
         self.column = {probe: i for i, probe in enumerate(point.probes)}
 
-    def decide(self, tokens: Tensor, frame: Frame, cache: Cache, cap: Ints, work: Work) -> Outcome:
-        """Process one token per row, int64 [rows, 1]; the rule chooses depths up to ``cap`` [rows]."""
-        return self._run(tokens, frame, cache, cap, work, probing=True)
+    def decide(
+        self,
+        tokens: Tensor,
+        frame: Frame,
+        cache: Cache,
+        cap: Ints,
+        work: Work,
+        owed: Owed,
+        held: Bools | None = None,
+        decided: Ints | None = None,
+    ) -> Outcome:
+        """Process one token per row, int64 [rows, 1]; the rule chooses depths up to ``cap`` [rows].
 
-    def obey(self, tokens: Tensor, frame: Frame, cache: Cache, depth: Ints, work: Work) -> Outcome:
+        ``owed``: what earlier tokens of the session left undone. ``held`` [rows]: rows that take their cap unasked.
+        ``decided`` [rows]: index of each token among the decided ones of its row, for thresholds that decay.
+        """
+        asked = np.ones(len(cap), dtype=bool) if held is None else ~held
+        return self._run(tokens, frame, cache, cap, work, owed, asked, decided)
+
+    def obey(self, tokens: Tensor, frame: Frame, cache: Cache, depth: Ints, work: Work, owed: Owed) -> Outcome:
         """Process ``tokens`` int64 [rows, n] at the given ``depth`` [rows]; no probe is read."""
-        return self._run(tokens, frame, cache, depth, work, probing=False)
+        return self._run(tokens, frame, cache, depth, work, owed, np.zeros(len(depth), dtype=bool))
 
-    def _run(self, tokens: Tensor, frame: Frame, cache: Cache, cap: Ints, work: Work, *, probing: bool) -> Outcome:
-        stepper, (rows, queries) = self.stepper, tokens.shape
-        depth = np.zeros(rows, dtype=np.int64)
+    def _run(
+        self,
+        tokens: Tensor,
+        frame: Frame,
+        cache: Cache,
+        cap: Ints,
+        work: Work,
+        owed: Owed,
+        asked: Bools,
+        decided: Ints | None = None,
+    ) -> Outcome:
+        rows, queries = tokens.shape
+        allowed, cap, depth = cap, cap.copy(), np.zeros(rows, dtype=np.int64)
         signal = np.full((rows, len(self.column)), np.nan)
         logits: Tensor | None = None
-        running = np.arange(rows)  # batch rows that have not stopped; without backfill, also the rows of ``hidden``
-        hidden, at = stepper.embed(tokens, frame), 0
-        for layer in self._halts(cap, probing):
-            hidden = stepper.run(hidden, at, layer, frame, cache)
-            count_blocks(work, at, layer, len(hidden), queries, frame.keys)
+        running, at = np.arange(rows), 0  # batch rows that have not stopped
+        bins: NDArray[np.intp] | None = None
+        flow = flow_of(self.stepper, self.point, self.stepper.embed(tokens, frame), frame, cache, work, owed)
+        self.watch.begin()
+        while len(running):
+            layer = self._next_halt(at, cap[running], asked[running])
+            hidden = flow.run(at, layer)  # [running, n, D]
             at = layer
             stops = cap[running] == layer
-            probe = self.column.get(layer) if probing else None
-            if probe is None and not stops.any():
-                continue
-            asking = _rows(hidden, running) if self.free else hidden
-            z = stepper.logits(asking if probe is not None else _where(asking, stops))
-            work.readout_rows[FULL, layer - 1] += z.shape[0] * queries
-            if probe is not None:
-                values = self._read(z, layer)
+            seen: Tensor | None = None
+            probe = self.column.get(layer)
+            if probe is not None and asked[running].any():
+                last = hidden[:, -1]
+                read = self.watch.see(last, probe, work)
+                values = read.signal.double().cpu().numpy()
                 signal[running, probe] = values
-                stops = stops | fires(self.point, probe, values)
-                z = _where(z, stops)
+                if probe == 0:
+                    bins = self._bins(frame, running, read.logits)
+                here = None if bins is None else bins[running]
+                may = asked[running]
+                reached = None if decided is None else decided[running]
+                stops = stops | (may & fires(self.point, probe, values.astype(np.float32), here, reached))
+                if self.point.interpolate:
+                    self._plan(cap, running, probe, signal, here, may)
+                seen = None if read.logits is None else read.logits[:, None]
             if not stops.any():
                 continue
-            depth[running[stops]] = layer
+            stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
+            z = self.watch.emit(_rows(hidden, stopped), layer, work) if seen is None else _rows(seen, stopped)
+            depth[running[stopped]] = layer
             if len(z) == rows:
                 logits = z
             else:
                 logits = z.new_empty(rows, queries, z.shape[-1]) if logits is None else logits
-                logits[torch.from_numpy(running[stops]).to(z.device)] = z
-            running = running[~stops]
-            if len(running) == 0:
-                break
-            if not self.free:
-                hidden, frame = _where(hidden, ~stops), frame.take(np.flatnonzero(~stops))
+                logits[torch.from_numpy(running[stopped]).to(z.device)] = z
+            flow.stop(stopped, going, layer)
+            running = running[going]
+            if len(running):
+                self.watch.keep(torch.from_numpy(going).to(hidden.device))
         assert logits is not None, "some row stops at some layer"
-        assert len(running) == 0, "every row stops at its cap at the latest"
-        if self.free:
-            self._backfill(hidden, at, frame, cache, work, queries)
-        return Outcome(logits, depth, signal)
+        flow.finish()
+        return Outcome(logits, depth, signal, allowed)
 
-    def _read(self, logits: Tensor, layer: int) -> Floats:
-        """Signal [rows] of the last position of each row."""
-        entropy = entropy_nats(logits[:, -1])
-        require_finite(entropy, f"after layer {layer}")
-        return entropy.double().cpu().numpy()
+    def _next_halt(self, at: int, cap: Ints, asked: Bools) -> int:
+        """The next layer after which some running row may stop: its cap, or a probe where one is asked."""
+        lowest = int(cap.min())
+        if asked.any():
+            return min([lowest, *(probe for probe in self.column if at < probe < lowest)])
+        return lowest
 
-    def _halts(self, cap: Ints, probing: bool) -> list[int]:
-        """Layers after which some row may stop, ascending."""
-        halts = set(cap.tolist())
-        if probing:
-            top = max(halts)
-            halts.update(probe for probe in self.column if probe <= top)
-        return sorted(halts)
+    def _bins(self, frame: Frame, running: Ints, logits: Tensor | None) -> NDArray[np.intp] | None:
+        """Bin of each batch row that is running at the first probe, 0 of the others; None where there is one bin.
 
-    def _backfill(self, hidden: Tensor, at: int, frame: Frame, cache: Cache, work: Work, queries: int) -> None:
-        """Write K and V of layers above ``at``: blocks up to the last but one, a K/V-only pass of the last."""
-        ceiling = self.point.ceiling
-        if at == ceiling:
+        ``logits`` [running, V]; without them the point refuses features that would have to know them.
+        """
+        spec = self.point.bins
+        if spec.count == 1:
+            return None
+        position = (np.array(frame.starts) + frame.queries)[running]
+        confidence, top1 = np.zeros(len(running), dtype=np.float32), np.zeros(len(running), dtype=np.int64)
+        if logits is not None:
+            best = torch.log_softmax(logits.float(), dim=-1).max(dim=-1)
+            confidence, top1 = best.values.exp().cpu().numpy(), best.indices.cpu().numpy()
+        bins = np.zeros(len(frame.starts), dtype=np.intp)
+        bins[running] = bin_index(spec, position, confidence, top1)
+        return bins
+
+    def _plan(
+        self, cap: Ints, running: Ints, probe: int, signal: Floats, bins: NDArray[np.intp] | None, may: Bools
+    ) -> None:
+        """Lower the caps of rows that are to leave before the next probe."""
+        if probe == 0:
             return
-        hidden = self.stepper.run(hidden, at, ceiling - 1, frame, cache)
-        count_blocks(work, at, ceiling - 1, len(hidden), queries, frame.keys)
-        self.stepper.fill(hidden, ceiling, frame, cache)
-        work.fills[EXACT, ceiling - 1] += len(hidden) * queries
+        before, here = (signal[running, i].astype(np.float32) for i in (probe - 1, probe))
+        planned = planned_exits(self.point, probe, before, here, bins)
+        chosen = may & (planned > 0)
+        cap[running[chosen]] = np.minimum(cap[running[chosen]], planned[chosen])
 
 
 def _rows(tensor: Tensor, rows: Ints) -> Tensor:
     return tensor if len(rows) == len(tensor) else tensor[torch.from_numpy(rows).to(tensor.device)]
-
-
-def _where(tensor: Tensor, chosen: Bools) -> Tensor:
-    return tensor if chosen.all() else tensor[torch.from_numpy(chosen).to(tensor.device)]

@@ -8,24 +8,32 @@ logits into NumPy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.adaptive import Outcome, count_blocks
+from emad_ref.decoding.adaptive import Outcome
 from emad_ref.decoding.adaptive import Step as DecodingStep
+from emad_ref.decoding.chunk import decide_chunk, decides_chunks
+from emad_ref.decoding.repair import Owed, count_blocks
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint
-from emad_ref.policy.thresholds import require_one_bin
+from emad_ref.point import SCHEDULES, OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
 from emad_ref.readout.signals import require_finite
 from emad_ref.record import DECODE, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
+from emad_ref.schedule.admission import Admission, admission
 
 FULL = READOUTS.index("full")
+NEVER_RISING = ("monotone", "positional")  # schedules under which K/V above the cap are never asked for again
+WHY = {
+    "monotone": "under the monotone schedule depth never rises again within a sequence",
+    "positional": "under the positional schedule the place of a token decides its depth",
+    "chunked": "under the chunked schedule a chunk keeps the depth of its first token",
+} | dict.fromkeys(("free_eager", "free_deferred", "copying"), "no layer lies outside the model or above the ceiling")
 
 
 class Closed(EmadError):
@@ -37,10 +45,11 @@ class WalkedSession:
 
     def __init__(self, stepper: Stepper, step: DecodingStep, prompts: Sequence[Prompt], capacity: int):
         self._stepper, self._step, self._point = stepper, step, step.point
-        self._monotone = step.point.schedule == "monotone"
-        self._cache = stepper.new_cache(len(prompts), capacity)
+        self._cache = stepper.open([prompt.source for prompt in prompts], capacity)
         self._work = Work.none(stepper.layers)
         self._trail: list[list[int]] = [[] for _ in prompts]
+        self._prompt = [len(prompt.tokens) - 1 for prompt in prompts]  # positions before the first decided one
+        self._owed = Owed(len(prompts))
         self._committed = np.zeros(len(prompts), dtype=np.int64)
         self._open = True
 
@@ -52,11 +61,11 @@ class WalkedSession:
 
     @property
     def cap(self) -> Ints:
-        return np.array([self._cap_after(trail) for trail in self._trail], dtype=np.int64)
+        return np.array([admitted.cap for admitted in self._admissions()], dtype=np.int64)
 
     @property
     def work(self) -> Work:
-        return self._work + Work.none(self._work.layers)
+        return self._work + self._cache.source_work()
 
     @torch.inference_mode()
     def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
@@ -66,6 +75,8 @@ class WalkedSession:
         ids = torch.from_numpy(tokens).to(self._stepper.device)
         if forced is not None and (forced == forced[:, :1]).all():
             return as_step(self.advance(ids, forced), len(self._step.column))
+        if forced is None and tokens.shape[1] > 1 and decides_chunks(self._point):
+            return self._decide_chunk(ids)
         columns = [
             as_step(self.advance(ids[:, [i]], None if forced is None else forced[:, [i]]), len(self._step.column))
             for i in range(tokens.shape[1])
@@ -80,13 +91,14 @@ class WalkedSession:
         for row, kept in enumerate(length):
             del self._trail[row][kept:]
         self._cache.truncate(length)
+        self._owed.truncate(length)
 
     def commit(self, length: Ints) -> None:
         self._require_open()
         length = self._checked_length(length, "commit")
         self._committed = length
-        if self._monotone:
-            self._cache.free(np.array([self._cap_after(t[:n]) for t, n in zip(self._trail, length, strict=True)]))
+        if self._point.schedule in NEVER_RISING:
+            self._cache.free(np.array([admitted.cap for admitted in self._admissions(length)]))
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
@@ -100,11 +112,12 @@ class WalkedSession:
             )
         self._cache.drop(np.array(sorted(gone), dtype=np.int64))
         kept = [row for row in range(len(self._trail)) if row not in gone]
-        self._trail = [self._trail[row] for row in kept]
+        self._trail, self._prompt = [self._trail[row] for row in kept], [self._prompt[row] for row in kept]
         self._committed = self._committed[kept]
+        self._owed.drop(kept)
 
     def close(self) -> None:
-        self._open = False
+        self._open, self._work = False, self.work
         self._cache = self._stepper.new_cache(1, 1)  # buffers are made at the first write: this one holds none
 
     # ------------------------------------------------------------ used by the timed path
@@ -118,6 +131,16 @@ class WalkedSession:
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
         return self.advance(last, None)
 
+    def _decide_chunk(self, ids: Tensor) -> Step:
+        """Several tokens per row at depths of the rule's choosing, in one pass."""
+        decided = decide_chunk(
+            self._stepper, self._point, self._step.watch, ids, self.length, self._cache, self.cap, self._work
+        )
+        require_finite(decided.logits.amax(dim=-1), "at the depth of emission")
+        for trail, depths in zip(self._trail, decided.depth.tolist(), strict=True):
+            trail.extend(depths)
+        return Step(decided.logits.double().cpu().numpy(), decided.depth, decided.signal)
+
     def prefill_whole(self, prompts: Sequence[Prompt]) -> Outcome:
         """Whole prompts in one forward: all there is to do where nothing can exit below the ceiling."""
         lengths = np.array([len(prompt.tokens) for prompt in prompts])
@@ -127,7 +150,8 @@ class WalkedSession:
         require_finite(logits.amax(dim=-1), "at the depth of emission")
         ceiling = self._point.ceiling
         self._work.readout_rows[FULL, ceiling - 1] += len(prompts)
-        return Outcome(logits[:, None], np.full(len(prompts), ceiling), np.empty((len(prompts), 0)))
+        depth = np.full(len(prompts), ceiling)
+        return Outcome(logits[:, None], depth, np.empty((len(prompts), 0)), depth)
 
     def advance(self, ids: Tensor, forced: Ints | None) -> Outcome:
         """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n."""
@@ -135,9 +159,13 @@ class WalkedSession:
         positions = length[:, None] + np.arange(ids.shape[1])
         frame = self._stepper.frame(positions, self._cache)
         if forced is None:
-            outcome = self._step.decide(ids, frame, self._cache, self.cap, self._work)
+            admitted = self._admissions()
+            caps = np.array([a.cap for a in admitted], dtype=np.int64)
+            held = np.array([a.held for a in admitted], dtype=bool)
+            decided = length - np.array(self._prompt)
+            outcome = self._step.decide(ids, frame, self._cache, caps, self._work, self._owed, held, decided)
         else:
-            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work)
+            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work, self._owed)
         # without a probe nothing else would see it, and the argmax of NaN is a token like any other
         require_finite(outcome.logits.amax(dim=-1), "at the depth of emission")
         for trail, depth in zip(self._trail, outcome.depth.tolist(), strict=True):
@@ -163,8 +191,13 @@ class WalkedSession:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
 
-    def _cap_after(self, trail: Sequence[int]) -> int:
-        return trail[-1] if self._monotone and trail else self._point.ceiling
+    def _admissions(self, length: Ints | None = None) -> list[Admission]:
+        """What the schedule allows the next token of each row, after ``length`` [rows] tokens (all by default)."""
+        kept = self.length if length is None else length
+        return [
+            admission(self._point, trail, prompt, n)
+            for trail, prompt, n in zip(self._trail, self._prompt, kept.tolist(), strict=True)
+        ]
 
     def _require_open(self) -> None:
         if not self._open:
@@ -182,16 +215,16 @@ class WalkedSession:
         depth = as_integers("depth", depth)
         if depth.shape != shape:
             raise BadArgument("depth", depth.shape, f"the shape of tokens, {list(shape)}")
-        caps = np.full(shape, self._point.ceiling)
-        if self._monotone:
-            caps = np.minimum.accumulate(np.concatenate([self.cap[:, None], depth[:, :-1]], axis=1), axis=1)
-        bad = np.argwhere((depth < 1) | (depth > caps))
-        if len(bad):
-            row, i = bad[0]
-            raise InadmissibleDepth(
-                f"depth[{row}, {i}]={depth[row, i]}, but row {row} admits 1–{caps[row, i]} here; "
-                "under the monotone schedule depth never rises again within a sequence"
-            )
+        for row, wanted in enumerate(depth.tolist()):
+            trail = list(self._trail[row])
+            for i, one in enumerate(wanted):
+                admitted = admission(self._point, trail, self._prompt[row], len(trail))
+                if one != admitted.cap and (admitted.held or not 1 <= one < admitted.cap):
+                    admits = admitted.cap if admitted.held else f"1–{admitted.cap}"
+                    raise InadmissibleDepth(
+                        f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {WHY[self._point.schedule]}"
+                    )
+                trail.append(one)
         return depth
 
     def _checked_length(self, length: Ints, verb: str) -> Ints:
@@ -234,7 +267,7 @@ class WalkedDecoder:
     """The protocol's Decoder for any family that ``models.anatomy`` knows.
 
     Raises:
-        BadArgument: a point for another number of layers, or with thresholds per bin.
+        BadArgument: a point for another number of layers.
     """
 
     def __init__(
@@ -242,11 +275,10 @@ class WalkedDecoder:
     ):
         if point.layers != stepper.layers:
             raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
-        require_one_bin(point)
         self.stepper, self.point = stepper, point
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._step = DecodingStep(stepper, point)
-        self.capabilities = Capabilities(max_feed=64, schedules=frozenset({"monotone", "free_eager"}))
+        self.capabilities = Capabilities(max_feed=64, schedules=frozenset(SCHEDULES))
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Prompt]) -> tuple[WalkedSession, Step]:
@@ -268,7 +300,7 @@ class WalkedDecoder:
         longest = max((len(p.tokens) for p in prompts), default=0)
         require_room(longest + max_new - 1, self.stepper)
         session = self._open(prompts, capacity=longest + max_new)
-        outcome = session.prefill(prompts) if self.point.probes else session.prefill_whole(prompts)
+        outcome = session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
         return self._decode(session, outcome, prompts, max_new, stop)
 
     def synchronize(self) -> None:
@@ -289,10 +321,6 @@ class WalkedDecoder:
             tokens = as_integers(f"prompts[{row}]", prompt.tokens)
             if tokens.ndim != 1:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
-            if prompt.source is not None:
-                raise BadArgument(
-                    f"prompts[{row}].source", prompt.source, "None", "this model has no encoder to read it"
-                )
             require_vocabulary(tokens, self.stepper.vocabulary)
         require_room(max(len(p.tokens) for p in prompts), self.stepper)
         return WalkedSession(self.stepper, self._step, prompts, capacity)
@@ -306,7 +334,6 @@ class WalkedDecoder:
             log.prompt(row, prompt.tokens[:-1], ceiling, probes)
         fed = [int(prompt.tokens[-1]) for prompt in prompts]
         position = [len(prompt.tokens) - 1 for prompt in prompts]
-        cap = [ceiling] * len(prompts)
         emitted: list[list[int]] = [[] for _ in prompts]
         reasons: list[StopReason] = ["length"] * len(prompts)
         alive = list(range(len(prompts)))
@@ -314,10 +341,9 @@ class WalkedDecoder:
             picked = sampler.pick(outcome.logits[:, -1], alive)
             finished = []
             for i, (row, token, depth) in enumerate(zip(alive, picked.tolist(), outcome.depth.tolist(), strict=True)):
-                log.decoded(row, position[row], fed[row], depth, cap[row], outcome.signal[i])
+                log.decoded(row, position[row], fed[row], depth, int(outcome.cap[i]), outcome.signal[i])
                 emitted[row].append(token)
                 fed[row], position[row] = token, position[row] + 1
-                cap[row] = depth if self.point.schedule == "monotone" else ceiling
                 if token in stop:
                     reasons[row] = "stop token"
                     finished.append(i)
@@ -345,13 +371,26 @@ class WalkedDecoder:
         """What prompt positions before the last cost, of what ``prefill`` or ``prefill_whole`` executed."""
         work = Work.none(self.stepper.layers)
         widest = max(len(p.tokens) for p in prompts)
-        if not self.point.probes:
+        if self.point.fixed:
             work.tokens[: self.point.ceiling] = len(prompts) * (widest - 1)
             work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
         elif widest > 1:
             rows = sum(len(p.tokens) > 1 for p in prompts)
             count_blocks(work, 0, self.point.ceiling, rows, widest - 1, widest - 1)
-        return work
+        return self._with_sources(work, prompts)
+
+    def _with_sources(self, work: Work, prompts: Sequence[Prompt]) -> Work:
+        """``work`` of prompts, and what their sources cost up to there: the encoder, and K/V that prompts asked for."""
+        width = max(0 if p.source is None else len(p.source) for p in prompts)
+        fills, rows = np.zeros_like(work.cross_fills), sum(len(p.tokens) > 1 for p in prompts)
+        fills[: self.point.ceiling] = rows * width
+        return replace(
+            work,
+            cross_fills=fills,
+            cross_context=work.tokens * width,
+            encoder_tokens=len(prompts) * width,
+            encoder_context=len(prompts) * width**2,
+        )
 
 
 def as_step(outcome: Outcome, probes: int) -> Step:

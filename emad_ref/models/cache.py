@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.record import Ints
+from emad_ref.record import Ints, Work
 
 
 class MissingEntry(EmadError):
@@ -163,6 +163,10 @@ class Cache:
         self.rows = rows
         self.layers = [LayerCache(i + 1, rows, capacity) for i in range(layers)]
         self._caps: tuple[int, ...] | None = None  # of the last ``free``: the same caps again have nothing to free
+
+    def source_work(self) -> Work:
+        """What was executed for sources since the cache was made: nothing where there is no encoder."""
+        return Work.none(len(self.layers))
 
     def require(self, first: int, last: int, frame: Writing) -> None:
         """Raise MissingEntry unless layers first+1 … last can all run the frame; nothing is written before that."""

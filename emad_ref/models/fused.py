@@ -24,13 +24,14 @@ def fused(block: nn.Module, kernel: str) -> Block | None:
 
 
 def _untouched(block: nn.Module) -> bool:
-    """Only known leaf modules, none of them hooked, quantised or wrapped."""
-    plain = (nn.Linear, nn.LayerNorm, nn.Dropout)
+    """Only known modules with weights, none of them hooked, quantised or wrapped."""
+    plain = (nn.Linear, nn.LayerNorm)
     for module in block.modules():
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return False
-        ours = isinstance(module, plain) and type(module) not in plain
-        if ours:  # a subclass of a plain layer computes something else
+        if (
+            hasattr(module, "weight") and type(module) not in plain
+        ):  # a subclass or a quantised layer computes otherwise
             return False
     return True
 

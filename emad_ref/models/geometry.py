@@ -1,4 +1,4 @@
-"""Sizes of a decoder-only model for FLOP formulas; from a config alone, no weights, no torch.
+"""Sizes of a model for FLOP formulas; from a config alone, no weights, no torch.
 
 One multiply-add counts as two; only matrix products and attention are counted, as PyTorch's own counter does. Per
 token and block, with D ``hidden``, H ``heads``, KV ``kv_heads``, hd ``head_dim``, I ``intermediate``:
@@ -7,7 +7,13 @@ token and block, with D ``hidden``, H ``heads``, KV ``kv_heads``, hd ``head_dim`
     + {2 | 3}·2·D·I                    MLP, plain or gated
     + 4·H·hd·keys                      scores and their weighted sum
 
-and 2·E·V for a readout (E ``embedding_width``; + 2·D·E where E ≠ D).
+and 2·E·V for a readout (E ``embedding_width``; + 2·D·E where E ≠ D). Cross-attention (T5) adds
+
+    4·D·H·hd                           query and output projections, per token and block
+    + 4·H·hd·source keys               scores and their weighted sum
+    4·D·H·hd                           K and V of one source position, once per layer that is reached
+
+and an encoder block costs what the first three lines say, per source position.
 """
 
 from __future__ import annotations
@@ -24,6 +30,8 @@ from emad_ref.errors import BadArgument
 class Geometry:
     """Sizes under their names of above; ``tied``: embedding and unembedding are one table.
 
+    ``encoder_layers``: blocks of an encoder, of the decoder's width; 0 means that there is none, and that no block
+    attends to a source. ``layers`` are the decoder's.
     ``block_extras``, ``extras``: parameters of one block, and of the rest, that belong to no matrix product (norms,
     biases, learned positions); they cost no FLOPs here.
     """
@@ -41,19 +49,33 @@ class Geometry:
     tied: bool
     block_extras: int = 0
     extras: int = 0
+    encoder_layers: int = 0
 
     def block_flops(self) -> int:
-        """FLOPs of one token through one block, without attention."""
-        out = 2 * self.heads * self.head_dim * self.hidden
-        return self.kv_fill_flops() + out + (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
+        """FLOPs of one token through one block, without attention over keys."""
+        return self._self_flops() + 2 * self._heads_flops(self.heads) * bool(self.encoder_layers)
 
     def attention_flops(self, keys: int = 1) -> int:
-        """FLOPs of one query against ``keys`` keys in one layer."""
+        """FLOPs of one query against ``keys`` keys in one layer, its own or a source's."""
         return 4 * self.heads * self.head_dim * keys
 
     def kv_fill_flops(self) -> int:
-        """FLOPs of a K/V-only pass of one token through one layer, as executed: the query projection runs too."""
-        return 2 * self.hidden * self.head_dim * (self.heads + 2 * self.kv_heads)
+        """FLOPs of a K/V-only pass of one token through one layer, as executed.
+
+        The query projection runs too, except in T5, where each projection is a module of its own.
+        """
+        return self._heads_flops((0 if self.encoder_layers else self.heads) + 2 * self.kv_heads)
+
+    def cross_fill_flops(self) -> int:
+        """FLOPs of cross-attention K and V of one source position in one layer; 0 without an encoder."""
+        return 2 * self._heads_flops(self.heads) * bool(self.encoder_layers)
+
+    def encoder_flops(self, tokens: int, context: int) -> int:
+        """FLOPs of ``tokens`` source positions through the encoder; ``context`` Σ queries × keys in one of its layers.
+
+        Both as executed: a batch of r sources padded to s positions is r·s tokens and r·s² context.
+        """
+        return self.encoder_layers * (tokens * self._self_flops() + self.attention_flops(context))
 
     def head_flops(self) -> int:
         """FLOPs of reading one hidden state out over the full vocabulary."""
@@ -67,7 +89,17 @@ class Geometry:
         """Parameters of the whole model, tied ones once."""
         tables = (1 if self.tied else 2) * self.vocabulary * self.embedding_width
         projections = self._projection_flops()  # two matrices of D·E weights, and two FLOPs per weight
-        return self.layers * (self.block_flops() // 2 + self.block_extras) + tables + projections + self.extras
+        block = (self.block_flops() + self.cross_fill_flops()) // 2 + self.block_extras
+        return self.layers * block + self.encoder_flops(1, 0) // 2 + tables + projections + self.extras
+
+    def _self_flops(self) -> int:
+        """Projections of self-attention and the MLP."""
+        attention = self._heads_flops(2 * self.heads + 2 * self.kv_heads)
+        return attention + (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
+
+    def _heads_flops(self, heads: int) -> int:
+        """From the state to ``heads`` heads, or back."""
+        return 2 * self.hidden * self.head_dim * heads
 
     def _projection_flops(self) -> int:
         return 0 if self.embedding_width == self.hidden else 2 * self.hidden * self.embedding_width
@@ -144,8 +176,10 @@ def geometry_of(config: Any) -> Geometry:
 
 
 def _sized(config: Any) -> Geometry:
+    if config.model_type == "t5":
+        return _encoder_decoder(config)
     if config.model_type not in _FAMILIES:
-        raise BadArgument("model_type", config.model_type, f"one of {', '.join(sorted(_FAMILIES))}")
+        raise BadArgument("model_type", config.model_type, f"one of {', '.join(sorted((*_FAMILIES, 't5')))}")
     sizes = _FAMILIES[config.model_type]
     hidden, heads = config.hidden_size, config.num_attention_heads
     bare = Geometry(
@@ -162,6 +196,28 @@ def _sized(config: Any) -> Geometry:
         tied=bool(config.tie_word_embeddings),
     )
     return replace(bare, block_extras=sizes.block_extras(config, bare), extras=sizes.extras(config, bare))
+
+
+def _encoder_decoder(c: Any) -> Geometry:
+    """T5, whose config has keys of its own; heads · d_kv need not be d_model."""
+    norms = (2 * c.num_layers + 2) * c.d_model
+    return Geometry(
+        family=c.model_type,
+        layers=c.num_decoder_layers,
+        hidden=c.d_model,
+        heads=c.num_heads,
+        kv_heads=c.num_heads,
+        head_dim=c.d_kv,
+        intermediate=c.d_ff,
+        gated=c.feed_forward_proj.startswith("gated"),
+        vocabulary=c.vocab_size,
+        embedding_width=c.d_model,
+        # transformers calls every T5 tied; only v1.1, whose head is its own, does not scale the state before it
+        tied=getattr(c, "scale_decoder_outputs", c.tie_word_embeddings),
+        block_extras=3 * c.d_model,
+        extras=norms + 2 * c.relative_attention_num_buckets * c.num_heads,
+        encoder_layers=c.num_layers,
+    )
 
 
 def _pythia(hidden: int, layers: int, heads: int) -> dict[str, Any]:
@@ -198,6 +254,15 @@ def _llama3_rotary(factor: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _t5(hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "model_type": "t5", "d_model": hidden, "d_kv": 64, "d_ff": 4 * hidden, "num_heads": heads,
+        "num_layers": layers, "num_decoder_layers": layers, "vocab_size": 32128, "feed_forward_proj": "relu",
+        "relative_attention_num_buckets": 32, "relative_attention_max_distance": 128, "tie_word_embeddings": True,
+        "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+
+
 _QWEN_ROTARY = {"rope_type": "default", "rope_theta": 1000000.0}
 _PUBLISHED: dict[str, dict[str, Any]] = {
     "pythia-70m": _pythia(512, 6, 8),
@@ -227,6 +292,9 @@ _PUBLISHED: dict[str, dict[str, Any]] = {
     "qwen2.5-0.5b": _grouped("qwen2", 896, 24, 14, 2, 4864, 151936, True, 32768, _QWEN_ROTARY),
     "qwen2.5-1.5b": _grouped("qwen2", 1536, 28, 12, 2, 8960, 151936, True, 131072, _QWEN_ROTARY),
     "qwen2.5-14b": _grouped("qwen2", 5120, 48, 40, 8, 13824, 152064, False, 131072, _QWEN_ROTARY),
+    "t5-small": _t5(512, 6, 8),
+    "t5-base": _t5(768, 12, 12),
+    "t5-large": _t5(1024, 24, 16),
 }
 PUBLISHED_NAMES: tuple[str, ...] = tuple(_PUBLISHED)
 

@@ -9,7 +9,9 @@ The only place that loads a model. What a name means, in this order:
     PATH                     a folder with config.json, weights and tokenizer
     OWNER/REPOSITORY         the hub
 
-Code from a repository is never run; weights come from safetensors, or from .bin files read weights-only.
+Code from a repository is never run; weights come from safetensors, in one file or in shards, or from .bin files read
+weights-only. A hub model is read at one commit, which its provenance names. ``device="auto"`` leaves the placement to
+accelerate: the accelerators of this machine, or the CPU where there is none.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -27,13 +31,21 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.text.hub import reachable
 
@@ -52,9 +64,21 @@ HUB: dict[str, str] = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
     "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
     "qwen2.5-14b": "Qwen/Qwen2.5-14B",
+    "t5-small": "google-t5/t5-small",
+    "t5-base": "google-t5/t5-base",
+    "t5-large": "google-t5/t5-large",
 }
+ENCODER_DECODERS = frozenset({"t5"})  # families of ``models.seq2seq``; all others are rows of ``models.anatomy``
 CONTROLS = ("control:identity-upper",)
 IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
+AUTO = "auto"  # the device that leaves placement to accelerate
+LOG_IN = "log in (`hf auth login`, or HF_TOKEN in the environment)"
+REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a gated repository is also a hidden one
+    (GatedRepoError, f"it is gated: accept its terms on its page of the hub, then {LOG_IN}"),
+    (RepositoryNotFoundError, f"the hub has no such repository, or it is private: check the name, or {LOG_IN}"),
+    (RevisionNotFoundError, "it has no such branch, tag or commit"),
+    (LocalEntryNotFoundError, "it is not in the local cache, and the hub is out of reach"),
+)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
@@ -66,10 +90,10 @@ class ModelUnavailable(EmadError):
 class Loaded:
     """A model ready to be walked.
 
-    ``model`` a transformers causal LM in eval mode; ``tokenizer`` None where there is none (random weights of a
-    published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why); ``fingerprint`` sha256
-    over config, weights and tokenizer, the same on every device; ``trained`` False for random weights, about which
-    quality claims say nothing; ``provenance`` plain JSON values.
+    ``model`` a transformers causal or encoder-decoder LM in eval mode; ``tokenizer`` None where there is none (random
+    weights of a published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why);
+    ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device; ``trained`` False for random
+    weights, about which quality claims say nothing; ``provenance`` plain JSON values.
     """
 
     name: str
@@ -84,13 +108,17 @@ class Loaded:
     @cached_property
     def stepper(self) -> Stepper:
         """The model's one stepper, checked against the model when first asked for."""
-        return Stepper(self.model)
+        return Seq2SeqStepper(self.model) if _reads_a_source(self.model.config) else Stepper(self.model)
 
     @property
     def opening(self) -> int | None:
-        """The id that opens every sequence: beginning of text, else end of text, else None."""
+        """The id that opens every sequence: beginning of text, else end of text, else None.
+
+        In an encoder-decoder it is the decoder's start token: the whole of a usual decoder prompt.
+        """
         config = self.model.config.get_text_config()
-        candidates = (config.bos_token_id, config.eos_token_id)
+        names = ("decoder_start_token_id",) if _reads_a_source(config) else ("bos_token_id", "eos_token_id")
+        candidates = (getattr(config, name, None) for name in names)
         return next((candidate for candidate in candidates if isinstance(candidate, int)), None)
 
 
@@ -127,11 +155,12 @@ def load(
     """Load a model by name (see the module's docstring).
 
     ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
-    branch, tag or commit; ``seed`` draws random weights.
+    branch, tag or commit; ``seed`` draws random weights. ``device`` as torch names it, or ``auto``.
 
     Raises:
         BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, a device
-            that this machine does not have, weights that hold NaN or infinity.
+            that this machine does not have, ``auto`` without accelerate or without room for the model, weights that
+            hold NaN or infinity.
         ModelUnavailable: weights that cannot be had.
     """
     source = _source_of(name)
@@ -141,7 +170,7 @@ def load(
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
     model, tokenizer = _MAKERS[source.kind](source, name, precision, commit, seed)
-    model = model.to(device=device, dtype=precision).eval()
+    model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     _require_finite(name, model)
     return Loaded(
         name=name,
@@ -161,6 +190,7 @@ def load(
             "seed": seed if source.kind in ("random", "control") else None,
             "dtype": str(precision).removeprefix("torch."),
             "device": str(device),
+            "placement": placement,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -169,10 +199,35 @@ def load(
 
 def _require_device(device: str | torch.device) -> None:
     """Before anything is read. CPU-only builds of torch assert where others raise."""
+    if device == AUTO:
+        if find_spec("accelerate") is None:
+            raise BadArgument("device", AUTO, "the package accelerate", "pip install accelerate, or name a device")
+        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
         raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
+
+
+def _placed(name: str, model: Any, device: str | torch.device) -> tuple[Any, dict[str, str]]:
+    """The model where it will run, and module → device as accelerate spread it ("" stands for all of it).
+
+    Layers that do not fit are not offloaded: their weights would come and go at every step, and no time would mean
+    anything.
+    """
+    if device != AUTO:
+        return model.to(device=device), {"": str(device)}
+    accelerate = import_module("accelerate")  # an optional package, without types
+    whole = model._no_split_modules  # a residual connection inside a block must not cross devices
+    room = accelerate.utils.get_balanced_memory(model, no_split_module_classes=whole)
+    spread = accelerate.infer_auto_device_map(model, max_memory=room, no_split_module_classes=whole)
+    accelerators = [place for place in room if place not in ("cpu", "disk")]
+    outside = [module for module, place in spread.items() if place == "disk" or (accelerators and place == "cpu")]
+    if outside:
+        raise BadArgument(
+            "device", AUTO, "memory for all of the model", f"{name}: no room for {', '.join(outside)}; try bfloat16"
+        )
+    return accelerate.dispatch_model(model, spread), {module: str(place) for module, place in spread.items()}
 
 
 def _require_finite(name: str, model: Any) -> None:
@@ -250,17 +305,30 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     """Model and tokenizer from a folder or the hub."""
     where = _where(source, commit)
     config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
-    anatomy_of(config.get_text_config())  # before gigabytes are fetched
+    _require_walkable(config)  # before gigabytes are fetched
     model = _reach(
         source,
         name,
-        lambda: AutoModelForCausalLM.from_pretrained(
+        lambda: _class_of(config).from_pretrained(
             source.place, config=config, dtype=dtype, trust_remote_code=False, weights_only=True, **where
         ),
     )
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None
     return model, _reach(source, name, lambda: _tokenizer(source.place, **where))
+
+
+def _reads_a_source(config: Any) -> bool:
+    return config.model_type in ENCODER_DECODERS
+
+
+def _require_walkable(config: Any) -> None:
+    if not _reads_a_source(config):
+        anatomy_of(config.get_text_config())
+
+
+def _class_of(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if _reads_a_source(config) else AutoModelForCausalLM
 
 
 def _is_stored(source: _Source, file: str, where: dict[str, Any]) -> bool:
@@ -292,9 +360,9 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     except (OSError, HfHubHTTPError) as error:
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
-            f"name={name!r}, but its {what} could not be read; download it elsewhere (config, weights, tokenizer) and "
-            f"pass the folder as the name, or use one of {', '.join(bundled_names()) or CONTROLS[0]} "
-            f"({_first_line(error)})"
+            f"name={name!r}, but its {what} could not be read{_refusal(error)}; download it elsewhere (config, "
+            "weights, tokenizer) and pass the folder as the name, or use one of "
+            f"{', '.join(bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
         ) from error
     except SafetensorError as error:
         raise BadArgument(
@@ -310,6 +378,13 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
         ) from error
 
 
+def _refusal(error: Exception) -> str:
+    """What the hub's refusal means and what to do, where it is one; transformers wraps what the hub's client raised."""
+    told = (sentence for kind, sentence in REFUSALS if isinstance(error, kind) or isinstance(error.__cause__, kind))
+    sentence = next(told, "")
+    return sentence and f": {sentence}"
+
+
 def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
@@ -323,7 +398,7 @@ def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     else:
         raise BadArgument("name", name, f"random: and one of {', '.join((*bundled_names(), *PUBLISHED_NAMES))}")
-    anatomy_of(config.get_text_config())
+    _require_walkable(config)
     return _with_random_weights(config, seed), tokenizer
 
 
@@ -334,7 +409,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
     would go unnoticed.
     """
     with torch.random.fork_rng(devices=[]):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = _class_of(config).from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(seed)
     tables = {id(model.get_input_embeddings().weight)}
     with torch.no_grad():

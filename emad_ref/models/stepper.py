@@ -14,6 +14,7 @@ No loop over tokens, no exits, no sampling. Call under ``torch.inference_mode()`
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -187,7 +188,7 @@ class Stepper:
         self._project_out = _named(decoder, self.anatomy.project_out)
         self._positions: Any = _named(decoder, self.anatomy.positions)
         self.rotary: Any = _named(decoder, self.anatomy.rotary)
-        self._softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
+        self.softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
         self._tables: dict[str, tuple[Tensor, Tensor]] = {}
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         if check:
@@ -197,6 +198,17 @@ class Stepper:
     def max_positions(self) -> int:
         """Positions the model was made for; a table of learned positions holds no more."""
         return int(self.config.max_position_embeddings)
+
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Cache:
+        """An empty cache with one row per source, each None: these models read none.
+
+        Raises:
+            BadArgument: a source.
+        """
+        for row, source in enumerate(sources):
+            if source is not None:
+                raise BadArgument(f"prompts[{row}].source", source, "None", "this model has no encoder to read it")
+        return self.new_cache(len(sources), capacity)
 
     def new_cache(self, rows: int, capacity: int = 256) -> Cache:
         """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
@@ -283,16 +295,26 @@ class Stepper:
             return
         raise AssertionError(f"layer {layer} never updated its cache")
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The head's input [..., E] of states [..., D] after any layer: final norm, output projection."""
         if self._final_norm is not None:
             hidden = self._final_norm(hidden)
-        if self._project_out is not None:
-            hidden = self._project_out(hidden)
-        logits = self._head(hidden)
-        if self._softcap is not None:
-            logits = torch.tanh(logits / self._softcap) * self._softcap
-        return logits
+        return hidden if self._project_out is None else self._project_out(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+        logits: Tensor = self._head(self.normed(hidden))
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    @property
+    def unembedding(self) -> Tensor:
+        """[V, E] rows of the head."""
+        return self._head.weight
+
+    @property
+    def unembedding_bias(self) -> Tensor | None:
+        """[V], or None."""
+        return self._head.bias
 
     def rotary_table(self, kind: str, positions: int) -> tuple[Tensor, Tensor]:
         """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards."""

@@ -1,9 +1,10 @@
 """Rules as plain points: where thresholds come from.
 
-Every rule here is the same comparison, signal_ℓ ≤ τ_ℓ, with another τ:
+Every rule here is the same comparison of signal_ℓ with τ_ℓ, with another τ:
 
 ``emad``           τ_ℓ = isotonic(mean H_ℓ) − m (EMAD, "Calibration details"); the calibrated targets are an argument.
 ``fixed_entropy``  τ_ℓ = h₀ at every probe (EMAD's confidence baseline).
+``softmax_response``  λ at every probe, on another signal that rises (CALM); the rest of its kin: ``early_exit``.
 ``full``, ``truncation``  no probes; see ``emad_ref.point``.
 """
 
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
-from emad_ref.record import Bools
+from emad_ref.point import SIGNALS, OperatingPoint
+from emad_ref.record import Bools, Floats, Ints
 
 
 def default_probes(layers: int) -> tuple[int, ...]:
@@ -35,7 +36,7 @@ def entropy_matched(
 ) -> OperatingPoint:
     """EMAD: exit at the first probe ℓ with H_ℓ ≤ targets_nats[ℓ] − margin_nats."""
     return OperatingPoint(
-        name=f"emad m={_short(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
+        name=f"emad m={short(margin_nats)}" + ("" if schedule == "monotone" else f" {schedule}"),
         family="emad",
         layers=layers,
         ceiling=layers,
@@ -46,15 +47,15 @@ def entropy_matched(
     )
 
 
-def _short(nats: float) -> str:
+def short(number: float) -> str:
     """Two decimals where they say it all, else four digits: points of one sweep must not share a name."""
-    return f"{nats:.2f}" if round(nats, 2) == nats else f"{nats:.4g}"
+    return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
 
 
 def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:
     """One threshold h₀ for every probe, no profile."""
     return OperatingPoint(
-        name=f"fixed h0={_short(h0_nats)}",
+        name=f"fixed h0={short(h0_nats)}",
         family="fixed_entropy",
         layers=layers,
         ceiling=layers,
@@ -63,17 +64,84 @@ def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> Operati
     )
 
 
-def require_one_bin(point: OperatingPoint) -> None:
-    """Refuse thresholds per bin, which no rule here can tell apart yet."""
-    if point.bins != "none":
-        raise BadArgument("point.bins", point.bins, "none", "use one row of thresholds for all tokens")
+def response(layers: int, probes: Sequence[int], threshold: float) -> OperatingPoint:
+    """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
+    return OperatingPoint(
+        name=f"response λ={short(threshold)}",
+        family="softmax_response",
+        layers=layers,
+        ceiling=layers,
+        probes=tuple(probes),
+        thresholds=((threshold,) * len(tuple(probes)),),
+        signal="softmax_response",
+    )
 
 
-def fires(point: OperatingPoint, probe: int, signal: NDArray[np.floating[Any]]) -> Bools:
+def decayed(decay: tuple[float, float], decided: NDArray[np.integer[Any]]) -> Floats:
+    """0.9 + 0.1·exp(−rate·t/N), the shape of ``decided``: what thresholds are multiplied by (CALM).
+
+    ``decay``: (rate, N). ``decided``: t, the index from 0 of a token among the decided ones of its sequence; the first
+    has the whole threshold.
+    """
+    rate, longest = decay
+    factor: Floats = 0.9 + 0.1 * np.exp(-rate * decided.astype(np.float64) / longest)
+    return factor
+
+
+def fires(
+    point: OperatingPoint,
+    probe: int,
+    signal: NDArray[np.floating[Any]],
+    bins: NDArray[np.integer[Any]] | None = None,
+    decided: NDArray[np.integer[Any]] | None = None,
+) -> Bools:
     """Whether the rule at ``point.probes[probe]`` fires on ``signal``, any shape; NaN never fires.
+
+    ``bins``: which row of thresholds each signal belongs to, the shape of ``signal``; needed where there are several.
+    ``decided``: index of each token among the decided ones of its sequence, of a shape that broadcasts to ``signal``'s;
+    needed where thresholds decay.
 
     The one comparison of the package, for replay and decoding alike. The threshold is rounded to float32, as the
     signals are: one that lies between two floats must fall to the same side everywhere.
+
+    Raises:
+        BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
     """
-    require_one_bin(point)
-    return signal <= np.float32(point.thresholds[0][probe])
+    column = np.array([row[probe] for row in point.thresholds], dtype=np.float32)
+    if bins is None and len(column) > 1:
+        raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see policy.bins")
+    threshold = column[0] if bins is None else column[bins]
+    if point.decay is not None:
+        if decided is None:
+            raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
+        threshold = (threshold * decayed(point.decay, decided)).astype(np.float32)
+    fired: Bools = signal <= threshold if SIGNALS[point.signal] == "falls" else signal >= threshold
+    return fired
+
+
+def planned_exits(
+    point: OperatingPoint,
+    probe: int,
+    before: NDArray[np.floating[Any]],
+    here: NDArray[np.floating[Any]],
+    bins: NDArray[np.integer[Any]] | None = None,
+) -> Ints:
+    """The first layer between ``point.probes[probe]`` and the next at which extrapolation meets its threshold; 0: none.
+
+    Ĥ_ℓ continues the line through the readings ``before`` and ``here`` at the last two probes, τ_ℓ lies on the line
+    between the thresholds of this probe and the next (EMAD, "Exit to non-probe layers"; METHODS, "Non-probe exits").
+    After the last probe there is no next threshold, and after the first there is no line.
+    """
+    none = np.zeros(here.shape, dtype=np.int64)
+    if not 0 < probe < len(point.probes) - 1:
+        return none
+    left, at, right = point.probes[probe - 1 : probe + 2]
+    rows = np.array(point.thresholds, dtype=np.float32)
+    near, far = (rows[0, i] if bins is None else rows[bins, i] for i in (probe, probe + 1))
+    slope = (here - before) / np.float32(at - left)
+    for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
+        share = np.float32((layer - at) / (right - at))
+        expected, threshold = here + slope * np.float32(layer - at), near + (far - near) * share
+        met = expected <= threshold if SIGNALS[point.signal] == "falls" else expected >= threshold
+        np.copyto(none, layer, where=met)
+    return none

@@ -78,6 +78,26 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> str:
     return table
 
 
+def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows that share their keys, as they stand; floats to four digits, a key that ends in " %" is a share in percent.
+
+    Columns named "interval" hold [low, high].
+    """
+    if not rows:
+        return ""
+    text = [{key: _cell(key, value) for key, value in row.items()} for row in rows]
+    table: str = tabulate(text, headers="keys", disable_numparse=True)
+    return table
+
+
+def _cell(key: str, value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_cell(key, part) for part in value)}]"
+    if isinstance(value, float):
+        return f"{100 * value:z.2f}" if key.endswith(" %") else f"{value:z.4g}"
+    return ABSENT if value is None else str(value)
+
+
 # Units that read best in percent, and whether their sign is worth showing.
 _FRACTIONS = {"relative rise": "+", "accuracy drop": "", "net FLOP reduction": "", "share of block FLOPs": ""}
 

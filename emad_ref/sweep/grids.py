@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.point import OperatingPoint, full_depth, truncated
-from emad_ref.policy.thresholds import fixed_entropy
+from emad_ref.point import OperatingPoint, truncated
+from emad_ref.policy.thresholds import fixed_entropy, response
+
+CHUNKS = (4, 8, 16)  # tokens
+FALLS = (8, 32, 128)  # tokens over which positional depth falls
 
 
 def emad_margins(profile: Profile, count: int) -> list[OperatingPoint]:
@@ -26,11 +32,37 @@ def truncations(layers: int) -> list[OperatingPoint]:
     return [truncated(layers, depth) for depth in range(1, layers)]
 
 
-def whole_sweep(profile: Profile, count: int) -> list[OperatingPoint]:
-    """Full depth, EMAD margins, fixed thresholds and truncations."""
+def responses(layers: int, probes: Sequence[int], count: int) -> list[OperatingPoint]:
+    """Softmax response at ``count`` thresholds from 1 (nothing exits) down to 0 (everything does)."""
+    return [response(layers, probes, float(value)) for value in np.linspace(1.0, 0.0, count)]
+
+
+def chunked(profile: Profile, count: int) -> list[OperatingPoint]:
+    """The EMAD rule asked at the first token of each chunk only, at ``count`` margins and three chunk lengths."""
     return [
-        full_depth(profile.layers),
-        *emad_margins(profile, count),
-        *fixed_entropies(profile, count),
-        *truncations(profile.layers),
+        replace(point, name=f"{point.name}, chunks of {period}", family="chunked", schedule="chunked", period=period)
+        for point in emad_margins(profile, count)
+        for period in CHUNKS
     ]
+
+
+def positional(layers: int) -> list[OperatingPoint]:
+    """Depth that falls with position alone, to every floor within several numbers of tokens."""
+    return [
+        OperatingPoint(
+            f"falls to {floor} over {period}",
+            "positional",
+            layers,
+            layers,
+            schedule="positional",
+            period=period,
+            floor=floor,
+        )
+        for floor in range(1, layers)
+        for period in FALLS
+    ]
+
+
+def quantiles(profile: Profile, count: int) -> list[OperatingPoint]:
+    """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
+    return [profile.point(quantile=float(q)) for q in np.linspace(0.0, 1.0, count + 2)[1:-1]]

@@ -38,8 +38,8 @@ class Loss:
 
 def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay) -> Loss:
     """Compare one replay with the full-depth replay of the same trace."""
-    mine = flops(decode_work(trace.position, replayed.depth, replayed.point), geometry)
-    full = flops(decode_work(trace.position, reference.depth, reference.point), geometry)
+    mine = flops(decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row), geometry)
+    full = flops(decode_work(trace, reference.depth, reference.point), geometry)
     depth = replayed.depth
     values, counts = np.unique(depth, return_counts=True)
     mean, mean_reference = replayed.nll_nats.mean(), reference.nll_nats.mean()

@@ -99,10 +99,9 @@ def file_documents(path: Path) -> Iterator[str]:
 
 def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
-    lines = text_of(path).splitlines(keepends=True)
-    wikitext = any(is_heading(line) for line in lines)
+    wikitext = any(is_heading(line) for line in lines_of(path))
     document: list[str] = []
-    for line in lines:
+    for line in lines_of(path):
         if is_heading(line) if wikitext else not line.strip():
             yield "".join(document)
             document = []
@@ -118,8 +117,7 @@ def is_heading(line: str) -> bool:
 
 def jsonl_documents(path: Path) -> Iterator[str]:
     """The field ``text`` of every line; blank lines are passed over."""
-    # not splitlines(): JSON may hold U+2028 and its like inside a string
-    for number, line in enumerate(text_of(path).split("\n"), start=1):
+    for number, line in enumerate(lines_of(path), start=1):
         if line.strip():
             yield text_field(line, f"{path.name}, line {number}")
 
@@ -134,9 +132,11 @@ def text_field(line: str, place: str) -> str:
     return text
 
 
-def text_of(path: Path) -> str:
+def lines_of(path: Path) -> Iterator[str]:
+    """Lines as they are asked for, whatever the size of the file; JSON may hold U+2028 and its like inside a string."""
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            yield from file
     except UnicodeDecodeError as error:
         raise BadArgument("corpus", str(path), "a file in UTF-8", f"convert it first ({error})") from error
 

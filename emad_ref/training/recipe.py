@@ -6,14 +6,17 @@
 ``emad-nano``        4 narrow layers: the small partner of a pair.
 
 Matrices of the blocks are trained by Muon, everything else by AdamW: on this corpus Muon needs about half the tokens.
+
+The loop serves the encoder-decoders of ``seq2seq`` too: what differs between families is a table row (``Family``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -51,6 +54,18 @@ class Recipe:
     weight_decay: float = 0.05
     warmup: int = 100
     seed: int = 0
+    family: str = "causal"  # a key of FAMILIES
+
+
+@dataclass(frozen=True)
+class Family:
+    """What the training loop needs of a kind of model; ``loss`` gives (to minimise, last layer's nats per token)."""
+
+    tokenizer: Callable[[], PreTrainedTokenizerFast]
+    model: Callable[[Any], Any]
+    batches: Callable[[Any, PreTrainedTokenizerFast], Iterator[Any]]
+    loss: Callable[[Any, Any, Any], tuple[Tensor, Tensor]]
+    optimisers: Callable[[Any, Any], list[torch.optim.Optimizer]]
 
 
 RECIPES = {
@@ -127,8 +142,8 @@ def loss_of(model: GPTNeoXForCausalLM, recipe: Recipe, ids: Tensor) -> tuple[Ten
 
 
 def optimisers(model: nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """[Muon for the blocks' matrices, AdamW for embedding, head, norms and biases]."""
-    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layers." in n]
+    """[Muon for the blocks' matrices, AdamW for embedding, head, norms, biases and tables of position biases]."""
+    matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "layer" in n and "bias" not in n]
     chosen = {id(p) for p in matrices}
     others = [p for p in model.parameters() if id(p) not in chosen]
     return [
@@ -142,11 +157,24 @@ def rate_at(recipe: Recipe, step: int) -> float:
     return min(1.0, (step + 1) / recipe.warmup) * (1 - 0.98 * step / recipe.steps)
 
 
+def _causal() -> Family:
+    return Family(train_tokenizer, initial_model, batches, loss_of, optimisers)
+
+
+def _seq2seq() -> Family:
+    from emad_ref.training import seq2seq  # it builds on this module
+
+    return Family(seq2seq.tokenizer, seq2seq.first_model, seq2seq.batches, seq2seq.loss_of, seq2seq.optimisers)
+
+
+FAMILIES: dict[str, Callable[[], Family]] = {"causal": _causal, "seq2seq": _seq2seq}
+
+
 def train(recipe: Recipe, out: Path) -> float:
     """Train one model and write weights, config and tokenizer to ``out``; returns the last mean loss in nats/token.
 
-    About an hour on one CPU core for the 12-layer models. The result depends on the recipe alone, up to
-    floating-point summation order (thread count, torch build).
+    About an hour on one CPU core for the 12-layer models, half of that for the encoder-decoders. The result depends
+    on the recipe alone, up to floating-point summation order (thread count, torch build).
 
     Raises:
         BadArgument: no steps.
@@ -154,18 +182,19 @@ def train(recipe: Recipe, out: Path) -> float:
     """
     if recipe.steps < 1:
         raise BadArgument("recipe.steps", recipe.steps, "at least one step", "an untrained model is not saved")
-    tokenizer = train_tokenizer()
-    model = initial_model(recipe)
-    optimizers = optimisers(model, recipe)
+    family = FAMILIES[recipe.family]()
+    tokenizer = family.tokenizer()
+    model = family.model(recipe)
+    optimizers = family.optimisers(model, recipe)
     peaks = [group["lr"] for optimizer in optimizers for group in optimizer.param_groups]
     smooth = math.nan
-    steps = zip(range(recipe.steps), batches(recipe, tokenizer), strict=False)
+    steps = zip(range(recipe.steps), family.batches(recipe, tokenizer), strict=False)
     progress = tqdm(steps, total=recipe.steps, desc=recipe.name)
-    for step, ids in progress:
+    for step, batch in progress:
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
             group["lr"] = peak * rate_at(recipe, step)
-        loss, last = loss_of(model, recipe, ids)
+        loss, last = family.loss(model, recipe, batch)
         if not torch.isfinite(loss):
             raise Diverged(
                 f"loss={float(loss.detach())} at step {step} of {recipe.name}, but expected a finite number; "
@@ -185,6 +214,9 @@ def train(recipe: Recipe, out: Path) -> float:
 
 def recipe_named(name: str) -> Recipe:
     """The recipe of a bundled model."""
-    if name not in RECIPES:
-        raise BadArgument("name", name, f"one of {', '.join(RECIPES)}")
-    return RECIPES[name]
+    from emad_ref.training.seq2seq import SEQ2SEQ_RECIPES  # it builds on this module
+
+    known = {**RECIPES, **SEQ2SEQ_RECIPES}
+    if name not in known:
+        raise BadArgument("name", name, f"one of {', '.join(known)}")
+    return known[name]

@@ -192,6 +192,63 @@ def profile_slope(entropy_sums: Floats, tokens: Ints, *, threshold: float, rng: 
     return mean_rate(sums @ (layer / (layer @ layer)), tokens, threshold=threshold, rng=rng, unit="nats per layer")
 
 
+def position_slope(
+    x: Floats, y: Floats, document: Ints, *, threshold: float, rng: np.random.Generator, unit: str
+) -> Estimate:
+    """Least-squares slope of ``y`` over ``x``, both [tokens], clustered by ``document`` int64 [tokens].
+
+    The slope is a ratio of sums over tokens, Σ (x−x̄)(y−ȳ) / Σ (x−x̄)², and so of sums over documents: those are
+    resampled. Documents whose x never leaves x̄ weigh nothing and are left out.
+
+    Raises:
+        BadArgument: no spread in ``x``, and as in ``mean_rate``.
+    """
+    away, _, place = x - x.mean(), *np.unique(document, return_inverse=True)
+    weight = np.bincount(place, weights=away**2)
+    product = np.bincount(place, weights=away * (y - y.mean()))
+    seen = weight > 1e-9 * weight.sum()
+    if not seen.any():
+        raise BadArgument("x", float(x[0]), "values that differ", "there is no slope over one position")
+    scale = 1 / weight[seen].min()  # ``mean_rate`` wants weights of at least 1; the ratio does not care
+    return mean_rate(product[seen] * scale, weight[seen] * scale, threshold=threshold, rng=rng, unit=unit)
+
+
+def rank_correlation(
+    a: Floats, b: Floats, document: Ints, *, threshold: float, rng: np.random.Generator, resamples: int = 1_999
+) -> Estimate:
+    """Spearman's ρ of ``a`` and ``b`` [tokens], percentile bootstrap over ``document`` int64 [tokens].
+
+    Ranks are those of the whole sample in every resample: re-ranking would cost a sort per sample and moves ρ by less
+    than the interval is wide.
+
+    Raises:
+        BadArgument: fewer than two documents, or a column without spread.
+    """
+    ranks = [stats.rankdata(column) for column in (a, b)]
+    x, y = (rank - rank.mean() for rank in ranks)
+    _, place = np.unique(document, return_inverse=True)
+    documents = int(place.max()) + 1
+    if documents < 2:
+        raise BadArgument("document", documents, "at least two documents", "one has no spread")
+    if not (x.any() and y.any()):
+        raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
+    sums = np.stack([np.bincount(place, weights=w) for w in (np.ones_like(x), x, y, x * x, y * y, x * y)], axis=1)
+    value = _correlation(sums.sum(axis=0))
+    drawn = np.sort(_correlation((document_draws(documents, resamples, rng) @ sums).T))
+    p_above = (1 + int(np.searchsorted(drawn, threshold, side="right"))) / (resamples + 1)
+    p_below = (1 + resamples - int(np.searchsorted(drawn, threshold, side="left"))) / (resamples + 1)
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    method = f"percentile bootstrap, {resamples} samples of documents"
+    return Estimate(float(value), float(low), float(high), documents, p_above, p_below, "Spearman ρ", method)
+
+
+def _correlation(sums: Floats) -> Floats:
+    """Pearson's r from (n, Σx, Σy, Σx², Σy², Σxy), each of any shape."""
+    n, x, y, xx, yy, xy = sums
+    r: Floats = (xy - x * y / n) / np.sqrt((xx - x * x / n) * (yy - y * y / n))
+    return r
+
+
 def accuracy_drop(
     reference_correct: Bools, candidate_correct: Bools, *, threshold: float, level: float = 0.95
 ) -> Estimate:

@@ -7,7 +7,7 @@ The rules (they bind every claim test):
 - Holm's correction over the legs, separately for each direction. ``other_legs`` counts gating legs of the same run that
   are decided elsewhere; their p-values count as 1, so the correction stays valid, if conservative.
 - Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm.
-- ``combine`` is the one place where legs become a row.
+- ``legs.combine`` is the one place where legs become a row.
 
 Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold may still be inconclusive
 among many, and then says so.
@@ -16,7 +16,7 @@ among many, and then says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,19 +27,15 @@ from emad_ref.record import Bools, Floats, Ints
 from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
 from emad_ref.verdict.interval import (
     RESAMPLES,
-    Estimate,
     accuracy_drop,
     document_draws,
-    holm,
     log_ratio,
     needed_items,
-    needed_n,
     perplexity_rise,
     profile_slope,
     profile_steps,
 )
-
-LEVEL = 0.05  # one-sided, against the threshold
+from emad_ref.verdict.legs import LEVEL, Tested, cut, decided, finite, not_applicable, row, unmeasured, unseen, weighed
 
 NllPair = tuple[Floats, Floats, Ints]  # candidate and reference NLL sums, tokens: [documents] each
 AnswerPair = tuple[Bools, Bools]  # right at full depth, right at the point: [items] each
@@ -59,57 +55,6 @@ class PointEvidence:
     perplexity: Mapping[str, NllPair]
     tasks: Mapping[str, AnswerPair] = field(default_factory=dict)
     chance: Mapping[str, float] = field(default_factory=dict)
-
-
-def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
-    """The leg rule: falsified if a leg is, survived only if all are, else inconclusive; and the leg that decided.
-
-    Legs that only report (``measured``) or whose premise is absent (``not applicable``) take no part unless there are
-    no others. An ``unmeasured`` leg does: what was not looked at cannot have survived.
-
-    The deciding leg is the surest among falsified ones, the least sure otherwise.
-
-    Raises:
-        BadArgument: no leg.
-    """
-    if not legs:
-        raise BadArgument("legs", legs, "at least one leg", "say not_applicable or unmeasured with a reason instead")
-    part = [leg for leg in legs if leg.outcome not in ("measured", "not applicable")]
-    if not part:
-        premise = [leg for leg in legs if leg.outcome == "not applicable"]
-        return ("not applicable", premise[0]) if premise else ("measured", legs[0])
-    falsified = [leg for leg in part if leg.outcome == "falsified"]
-    if falsified:
-        return "falsified", min(falsified, key=_worst_first)
-    undecided = [leg for leg in part if leg.outcome != "survived"]
-    if not undecided:
-        return "survived", max(part, key=_least_sure)
-    outcome: Outcome = "unmeasured" if all(leg.outcome == "unmeasured" for leg in part) else "inconclusive"
-    return outcome, max(
-        (leg for leg in undecided if leg.outcome == "inconclusive"), key=_least_sure, default=undecided[0]
-    )
-
-
-def _excess(leg: Leg) -> float:
-    return 0.0 if leg.estimate is None or leg.threshold is None else abs(leg.estimate - leg.threshold)
-
-
-def _worst_first(leg: Leg) -> tuple[float, float]:
-    return (0.0 if leg.p_falsify is None else leg.p_falsify, -_excess(leg))
-
-
-def _least_sure(leg: Leg) -> tuple[float, float]:
-    return (1.0 if leg.p_survive is None else leg.p_survive, -_excess(leg))
-
-
-def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
-    """A premise of the claim is absent: ``reason`` says which."""
-    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason)
-
-
-def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
-    """An instrument or data is absent: ``reason`` says which. Never a zero."""
-    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason)
 
 
 def judge_f1(
@@ -158,10 +103,10 @@ def judge_f1(
         best = max(point.net_reduction for point in points)
         reason = f"none of {len(points)} points saves {100 * smallest:g} % of FLOPs; the best {100 * best:.1f} % net"
         return replace(not_applicable(claim, model, reason), legs=tuple(idle))
-    tests = sum(len(point.perplexity) + 1 for point in judged) + other_legs
-    resamples = max(RESAMPLES, math.ceil(2 * tests / LEVEL))  # else Holm asks for p-values the bootstrap cannot reach
+    family = sum(len(point.perplexity) + 1 for point in judged) + other_legs
+    resamples = max(RESAMPLES, math.ceil(2 * family / LEVEL))  # else Holm asks for p-values the bootstrap cannot reach
     draws: dict[int, Floats] = {}
-    tested: list[_Tested] = []
+    tests: list[Tested] = []
     listed: list[Leg] = idle
     for point in judged:
         for corpus, arms in point.perplexity.items():
@@ -172,18 +117,18 @@ def judge_f1(
                 *arms, threshold=claim.thresholds["perplexity_rise"], rng=rng, draws=draws.get(documents)
             )
             name = f"{point.name}: perplexity on {corpus}"
-            tested.append(_tested(name, rise, "above", claim.thresholds["perplexity_rise"], claim.minimum, "documents"))
+            tests.append(weighed(name, rise, "above", claim.thresholds["perplexity_rise"], claim.minimum, "documents"))
         if not point.perplexity:
-            listed.append(_unseen(f"{point.name}: perplexity", "no corpus was scored"))
+            listed.append(unseen(f"{point.name}: perplexity", "no corpus was scored"))
         accuracy, tasks = _accuracy(point, claim)
         listed += tasks
-        if isinstance(accuracy, _Tested):
-            tested.append(accuracy)
+        if isinstance(accuracy, Tested):
+            tests.append(accuracy)
         else:
             listed.append(accuracy)
-    legs = [*_decided(tested, other_legs), *listed]
-    verdict = _row(claim, model, legs)
-    return verdict if shown is None or len(legs) <= shown else _cut(verdict, shown)
+    legs = [*decided(tests, other_legs), *listed]
+    verdict = row(claim, model, legs)
+    return verdict if shown is None or len(legs) <= shown else cut(verdict, shown)
 
 
 def _too_small(point: PointEvidence, smallest: float) -> Leg:
@@ -200,11 +145,7 @@ def _too_small(point: PointEvidence, smallest: float) -> Leg:
     )
 
 
-def _unseen(name: str, reason: str) -> Leg:
-    return Leg(name, "unmeasured", None, None, 0, None, "", reason)
-
-
-def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[Leg]]:
+def _accuracy(point: PointEvidence, claim: Claim) -> tuple[Tested | Leg, list[Leg]]:
     """The accuracy leg of one point, and each task as a leg that only reports."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
     drops = {task: accuracy_drop(*answers, threshold=threshold) for task, answers in point.tasks.items()}
@@ -214,7 +155,7 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
             f"{point.name}: {task}",
             "measured",
             drop.value,
-            _finite(drop),
+            finite(drop),
             drop.n,
             threshold,
             drop.unit,
@@ -228,7 +169,7 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
         seen = f"{scored or 'no'} task was scored"
         if unsolved:
             seen = f"full depth solves {len(drops) or 'none'} of {scored} tasks"
-        return _unseen(name, f"{seen}; the criterion speaks of two"), tasks
+        return unseen(name, f"{seen}; the criterion speaks of two"), tasks
     small = {task: drop.n for task, drop in drops.items() if drop.n < claim.minimum.get("items", 0)}
     second = sorted(drops, key=lambda task: drops[task].value)[-2]
     above = sorted(1.0 if task in small else drop.p_above for task, drop in drops.items())
@@ -237,7 +178,7 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
         name,
         "inconclusive",
         drops[second].value,
-        _finite(drops[second]),
+        finite(drops[second]),
         drops[second].n,
         threshold,
         "accuracy drop",
@@ -252,7 +193,7 @@ def _accuracy(point: PointEvidence, claim: Claim) -> tuple[_Tested | Leg, list[L
         reachable = sorted(number for number in items if number is not None)
         return reachable[len(drops) - 2] if len(reachable) > len(drops) - 2 else None
 
-    return _Tested(leg, "items per task", needed), tasks
+    return Tested(leg, "items per task", needed), tasks
 
 
 def _solved(right: Bools, chance: float, threshold: float) -> bool:
@@ -284,19 +225,19 @@ def judge_f2(
     if not pairs:
         return unmeasured(claim, model, "no batch size was timed")
     threshold = claim.thresholds["speedup_ratio"]
-    tested: list[_Tested] = []
+    tests: list[Tested] = []
     listed: list[Leg] = []
     for batch, arms in pairs.items():
         name, beside = f"batch {batch}", baselines.get(batch)
         doubt = _sleeping(beside)
         if not doubt and beside is not None and log_ratio(*beside).value > 1:
             name, arms = f"{name}, against generate", (beside[1], arms[1])
-        test = _tested(name, log_ratio(*arms, threshold=threshold), "below", threshold, claim.minimum, "pairs")
+        test = weighed(name, log_ratio(*arms, threshold=threshold), "below", threshold, claim.minimum, "pairs")
         if doubt:
             listed.append(replace(test.leg, reason=doubt, p_falsify=None, p_survive=None))
         else:
-            tested.append(test)
-    return _row(claim, model, [*_decided(tested, other_legs), *listed])
+            tests.append(test)
+    return row(claim, model, [*decided(tests, other_legs), *listed])
 
 
 def _sleeping(arms: TimePair | None) -> str:
@@ -327,14 +268,14 @@ def judge_e1(
     """
     threshold = claim.thresholds["entropy_rise_nats"]
     steps = profile_steps(entropy_sums, tokens, threshold=threshold, rng=rng)
-    tested = [
-        _tested(f"layer {layer} → {layer + 1}", step, "above", threshold, claim.minimum, "documents")
+    tests = [
+        weighed(f"layer {layer} → {layer + 1}", step, "above", threshold, claim.minimum, "documents")
         for layer, step in enumerate(steps, start=1)
     ]
     slope = profile_slope(entropy_sums, tokens, threshold=threshold, rng=rng)
-    interval = _finite(slope)
+    interval = finite(slope)
     measured = Leg("slope over all layers", "measured", slope.value, interval, slope.n, threshold, slope.unit)
-    return _row(claim, model, [*_decided(tested, other_legs), measured])
+    return row(claim, model, [*decided(tests, other_legs), measured])
 
 
 def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], tolerance: float) -> Verdict:
@@ -352,12 +293,12 @@ def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], toleranc
     legs = [
         _exact_leg(name, np.asarray(part, dtype=np.float64), tolerance, claim.unit) for name, part in errors.items()
     ]
-    return _row(claim, model, legs) if legs else unmeasured(claim, model, "nothing was compared")
+    return row(claim, model, legs) if legs else unmeasured(claim, model, "nothing was compared")
 
 
 def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:
     if not errors.size:
-        return replace(_unseen(name, "nothing was compared"), threshold=tolerance, unit=unit)
+        return replace(unseen(name, "nothing was compared"), threshold=tolerance, unit=unit)
     if (errors < 0).any():
         raise BadArgument("errors", float(errors.min()), "absolute differences ≥ 0", f"take abs() for leg {name!r}")
     if not np.isfinite(errors).all():
@@ -383,110 +324,11 @@ def judge_e3(shares: Mapping[str, Mapping[str, float]], claim: Claim, model: str
         for estimator, share in by_estimator.items():
             outcome: Outcome = "survived" if share < threshold else "falsified"
             legs.append(Leg(f"{geometry}, {estimator}", outcome, float(share), None, 1, threshold, claim.unit))
-    return _row(claim, model, legs) if legs else unmeasured(claim, model, "no geometry was counted")
+    return row(claim, model, legs) if legs else unmeasured(claim, model, "no geometry was counted")
 
 
 def judge_e13(tied: bool, claim: Claim, model: str) -> Verdict:
     """EMAD-E13: whether the premise of a tied unembedding holds (survived) or does not (falsified)."""
     outcome: Outcome = "survived" if tied else "falsified"
     reason = "the premise holds" if tied else "the premise does not hold: embedding and unembedding are separate"
-    return _row(claim, model, [Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, claim.unit, reason)])
-
-
-@dataclass(frozen=True)
-class _Tested:
-    """A leg before Holm: outcome still open; ``needed`` gives, for a level, about how many of ``noun`` would decide."""
-
-    leg: Leg
-    noun: str
-    needed: Callable[[float], int | None]
-
-
-def _tested(
-    name: str, estimate: Estimate, bad: str, threshold: float, minimum: Mapping[str, int], noun: str
-) -> _Tested:
-    """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
-    leg = Leg(name, "inconclusive", estimate.value, _finite(estimate), estimate.n, threshold, estimate.unit)
-    if estimate.n < minimum.get(noun, 0):
-        short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
-        return _Tested(replace(leg, reason=short), noun, lambda error: minimum[noun])
-    falsify, survive = estimate.p_above, estimate.p_below
-    if bad == "below":
-        falsify, survive = survive, falsify
-    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason="" if leg.interval else estimate.method)
-    return _Tested(leg, noun, lambda error: needed_n(estimate, error))
-
-
-def _decided(tested: Sequence[_Tested], other_legs: int = 0) -> list[Leg]:
-    """Holm in each direction over the legs that have p-values; the others keep their reason for being undecided."""
-    family = [
-        (test, falsify, survive)
-        for test in tested
-        if (falsify := test.leg.p_falsify) is not None and (survive := test.leg.p_survive) is not None
-    ]
-    against = holm([falsify for _, falsify, _ in family], other_legs)
-    inside = holm([survive for _, _, survive in family], other_legs)
-    decided: dict[int, Leg] = {}
-    for (test, _, _), p_falsify, p_survive in zip(family, against, inside, strict=True):
-        if p_falsify <= LEVEL:
-            decided[id(test)] = replace(test.leg, outcome="falsified")
-        elif p_survive <= LEVEL:
-            decided[id(test)] = replace(test.leg, outcome="survived")
-        else:
-            decided[id(test)] = replace(test.leg, reason=_why_open(test, len(family) + other_legs))
-    return [decided.get(id(test), test.leg) for test in tested]
-
-
-def _why_open(test: _Tested, family: int) -> str:
-    leg, number = test.leg, test.needed(LEVEL / family)
-    parts = [leg.reason] if leg.reason else []
-    if min(p for p in (leg.p_falsify, leg.p_survive) if p is not None) <= LEVEL:
-        parts.append(f"decided alone, but not after Holm over {family} legs")
-    if number is None:
-        parts.append(f"too near the threshold for any number of {test.noun}")
-    elif number > leg.n:
-        parts.append(f"about {number:,} {test.noun} would decide it if the estimate stands")
-    return "; ".join(parts)
-
-
-def _finite(estimate: Estimate) -> tuple[float, float] | None:
-    bounds = (float(estimate.low), float(estimate.high))
-    return bounds if all(math.isfinite(bound) for bound in bounds) else None
-
-
-def _row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
-    outcome, leg = combine(legs)
-    part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
-    here = sum(other.outcome == outcome for other in part)
-    reason = leg.reason or leg.name
-    if len(part) > 1:
-        count = f"all {here} legs" if here == len(part) else f"{here} of {len(part)} legs {outcome}"
-        near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
-        reason = f"{count}; {near}: {leg.name}" + (f" ({leg.reason})" if leg.reason else "")
-    return Verdict(
-        claim.id,
-        model,
-        outcome,
-        leg.estimate,
-        leg.interval,
-        leg.n,
-        leg.threshold,
-        leg.unit or claim.unit,
-        claim.gate,
-        reason,
-        tuple(legs),
-    )
-
-
-_ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
-
-
-def _cut(verdict: Verdict, shown: int) -> Verdict:
-    """Only the worst ``shown`` legs; n and reason say how many were judged."""
-    judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
-    worst = sorted(
-        verdict.legs,
-        key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)),
-    )
-    reason = f"{verdict.reason}; the worst {shown} of {len(verdict.legs)} legs are listed"
-    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:shown]))
+    return row(claim, model, [Leg("tied unembedding", outcome, float(tied), None, 1, 1.0, claim.unit, reason)])

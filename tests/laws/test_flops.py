@@ -124,5 +124,6 @@ def test_probe_share_is_readouts_over_blocks() -> None:
     cost = flops(work, geometry)
     only_probes = cost.readouts["full"] - geometry.head_flops()
     assert probe_share(geometry, 2, keys=12) == pytest.approx(only_probes / cost.gross)
-    with pytest.raises(BadArgument, match="kind='topk'"):
-        probe_share(geometry, 2, keys=12, kind="topk")
+    assert probe_share(geometry, 2, keys=12, probe_flops=7) == pytest.approx(14 / cost.gross)
+    with pytest.raises(BadArgument, match="probes ≥ 0"):
+        probe_share(geometry, -1, keys=12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,13 +13,17 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.policy.thresholds import response
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 from emad_ref.replay import argmax_at, derived_work, replay
 from emad_ref.schedule import monotone
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
+TOPK = Estimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
+LOWRANK = Estimator("lowrank", k=12, rank=8)
+ESTIMATED = {TOPK: PROBES, LOWRANK: PROBES}
 ROUNDING = 1e-5  # traces hold float32
 
 
@@ -40,7 +45,7 @@ def sequences():
 
 @pytest.fixture(scope="module")
 def trace(stepper, sequences):
-    return take_trace(stepper, sequences)
+    return take_trace(stepper, sequences, estimators=ESTIMATED)
 
 
 def quantile_point(trace, quantile, schedule="monotone"):
@@ -48,7 +53,35 @@ def quantile_point(trace, quantile, schedule="monotone"):
     return OperatingPoint("quantile", "quantile", LAYERS, LAYERS, PROBES, (thresholds,), schedule)
 
 
-@pytest.fixture(params=["full", "truncated", "rare", "often", "free"])
+KINDS = [
+    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "response", "position",
+    "confidence", "between", "topk", "lowrank",
+]  # fmt: skip
+
+
+def binned(trace, feature):
+    wide = quantile_point(trace, 0.4)
+    rows = tuple(tuple(t * share for t in wide.thresholds[0]) for share in (1.0, 0.9, 0.0))
+    return replace(wide, thresholds=rows, bins=BinSpec((feature,), position_edges=(8, 20), confidence_edges=(0.1, 0.2)))
+
+
+def estimated(trace, estimator):
+    levels = tuple(float(np.quantile(trace.estimates[estimator][:, p - 1], 0.4)) for p in PROBES)
+    return OperatingPoint(estimator.name, "quantile", LAYERS, LAYERS, PROBES, (levels,), estimator=estimator)
+
+
+def between(trace):
+    """Probes with layers between them, thresholds that rise so that lines meet them there."""
+    levels = tuple(float(np.quantile(trace.entropy_nats[:, p - 1], q)) for p, q in ((1, 0.02), (3, 0.02), (5, 0.9)))
+    return OperatingPoint("between", "quantile", LAYERS, LAYERS, (1, 3, 5), (levels,), interpolate=True)
+
+
+def responding(trace):
+    levels = tuple(float(np.quantile(trace.softmax_response[:, p - 1], 0.7)) for p in PROBES)
+    return replace(response(LAYERS, PROBES, 0.5), thresholds=(levels,))
+
+
+@pytest.fixture(params=KINDS)
 def point(request, trace):
     return {
         "full": lambda: full_depth(LAYERS),
@@ -56,6 +89,17 @@ def point(request, trace):
         "rare": lambda: quantile_point(trace, 0.05),
         "often": lambda: quantile_point(trace, 0.4),
         "free": lambda: quantile_point(trace, 0.4, "free_eager"),
+        "deferred": lambda: quantile_point(trace, 0.4, "free_deferred"),
+        "chunked": lambda: replace(quantile_point(trace, 0.4, "free_deferred"), schedule="chunked", period=4),
+        "positional": lambda: OperatingPoint(
+            "falls", "positional", LAYERS, LAYERS, (), ((),), "positional", period=12, floor=2
+        ),
+        "response": lambda: responding(trace),
+        "position": lambda: binned(trace, "position"),
+        "confidence": lambda: binned(trace, "confidence"),
+        "between": lambda: between(trace),
+        "topk": lambda: estimated(trace, TOPK),
+        "lowrank": lambda: estimated(trace, LOWRANK),
     }[request.param]()
 
 
@@ -80,9 +124,20 @@ def test_teacher_forced_decoding_is_replay_token_by_token(stepper, sequences, tr
         assert np.abs(np.array(losses) - expected.nll_nats[rows]).max() < ROUNDING
 
 
+def test_every_kind_of_point_reaches_several_depths(trace, point):
+    """A point that never moves would prove nothing below; one that interpolates leaves where no probe is."""
+    reached = set(replay(trace, point).depth.tolist())
+    if point.family in ("full", "truncation"):
+        assert len(reached) == 1
+    else:
+        assert len(reached) > 1
+    if point.interpolate:
+        assert reached - {1, 3, 5, LAYERS}
+
+
 def test_derived_work_is_counted_work(stepper, sequences, trace, point):
     expected = replay(trace, point)
-    decode, prompt = derived_work(trace, point, expected.depth)
+    decode, prompt = derived_work(trace, point, expected.depth, expected.macs_per_row)
     counted = None
     for sequence in sequences:
         start = sequence.adaptive_from
@@ -97,11 +152,11 @@ def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):
     prompt = np.array([5, 9, 2, 44])
     record = WalkedDecoder(stepper, point).generate([Prompt(prompt)], 25, frozenset())
     history = np.concatenate([prompt, record.emitted[0]])
-    seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)])
+    seen = take_trace(stepper, [TokenSequence(history, len(prompt) - 1)], estimators=ESTIMATED)
     expected = replay(seen, point)
     assert record.tokens.of(0, DECODE).depth.tolist() == expected.depth.tolist()
     assert argmax_at(seen, expected.depth).tolist() == record.emitted[0].tolist()
-    assert record.work[0] - record.prompt_work[0] == derived_work(seen, point, expected.depth)[0]
+    assert record.work[0] - record.prompt_work[0] == derived_work(seen, point, expected.depth, expected.macs_per_row)[0]
 
 
 def test_rows_of_a_batch_are_the_rows_alone(stepper, point):

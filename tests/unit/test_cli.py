@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration.profile import load_profile
+from emad_ref.calibration import resume
+from emad_ref.calibration.profile import load_profile, merge
 from emad_ref.models import loading
 from emad_ref.training import recipe
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -150,9 +151,123 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
     assert "profile.fingerprint='f00d', but the model under test has 'beef'" in capsys.readouterr().err
 
 
-def test_impossible_probes_are_refused_before_the_long_pass(small, monkeypatch, tmp_path):
-    monkeypatch.setattr("emad_ref.calibration.trace.take_trace", lambda *_, **__: pytest.fail("the pass was run"))
-    assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), "--probes", "6"]) == 1
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--probes", "6"],
+        ["--stride", "6"],
+        ["--stride", "8"],
+        ["--quantiles", "1.0"],
+        ["--bins", "mood"],
+        ["--bins", "frequency,mood"],
+        ["--bins", "position,confidence,frequency"],
+        ["--bins-of", "none.json"],
+        ["--corpus", "world:premise", "--corpus", "nowhere"],
+        ["--corpus", "world:premise", "--corpus", "world:premise"],
+        ["--tokens", "0"],
+    ],
+    ids=" ".join,
+)
+def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
+    monkeypatch.setattr(resume, "trace_batch", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(resume, "token_counts", lambda *_, **__: pytest.fail("the corpus was read"))
+    assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_strides_place_the_probes(small, tmp_path):
+    assert load_profile(calibrated(tmp_path, "--stride", "2")).probes == (2, 4)
+    assert load_profile(calibrated(tmp_path, "--stride", "4")).probes == (4,)
+
+
+def test_several_corpora_share_a_profile_up_to_their_tokens(small, tmp_path, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text("a paragraph\n\n" * 9, encoding="utf-8")
+    corpora = ["--corpus", "world:mixed", "--corpus", str(text)]
+    out = tmp_path / "p.json"
+    assert cli.main(["calibrate", "small", str(out), *corpora, "--tokens", "700"]) == 0
+    short = load_profile(out).corpora[str(text)]
+    assert load_profile(out).corpora == {"world:mixed": 700, str(text): short}
+    assert 0 < short < 700
+    assert f"{text} ended after {short} of 700 tokens" in capsys.readouterr().out
+
+
+def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
+    out = calibrated(tmp_path, "--bins", "position,confidence", "--quantiles", "0.25", "0.5")
+    profile = load_profile(out)
+    lines = capsys.readouterr().out.splitlines()
+    whole = profile.coarser(2)
+    for layer, line in enumerate(lines[:LAYERS], start=1):
+        for quantile in (0.25, 0.5):
+            assert f"q{quantile:g} {whole.quantile_nats(quantile)[0, layer - 1]:.4f}" in line
+    assert len(lines) == LAYERS + 9 + 1
+    counts = [int(line.split(": ")[1].split()[0]) for line in lines[LAYERS:-1]]
+    assert counts == profile.statistics.tokens.tolist()
+    thin = ["too few tokens" in line for line in lines[LAYERS:-1]]
+    assert thin == [dropped > 0 for dropped in profile.fallbacks]
+    assert "q0.9 " in printed(calibrated, capsys, tmp_path, "--quantiles")
+
+
+def printed(run, capsys, *arguments):
+    run(*arguments)
+    return capsys.readouterr().out
+
+
+def test_frequency_buckets_come_from_the_calibration_text_itself(small, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("aaaa bbb cc\n\n" * 12, encoding="utf-8")
+    bins = load_profile(calibrated(tmp_path, "--corpus", str(text), "--bins", "frequency")).bins
+    assert len(bins.frequency) == VOCABULARY
+    seen = {token for token in range(VOCABULARY) if bins.frequency[token] == 0}
+    assert seen == {ord(letter) % VOCABULARY for letter in "abc \n"}  # as many as the first bucket of 101 ids holds
+
+
+def test_profiles_with_the_bins_of_the_first_are_merged(small, tmp_path, capsys):
+    first, second, both = (str(tmp_path / f"{name}.json") for name in ("first", "second", "both"))
+    few = ["--documents", "3"]
+    assert cli.main(["calibrate", "small", first, "--bins", "frequency", *few]) == 0
+    assert cli.main(["calibrate", "small", second, "--corpus", "world:mixed", "--bins-of", first, *few]) == 0
+    capsys.readouterr()
+    assert cli.main(["merge", both, first, second]) == 0
+    profiles = [load_profile(path) for path in map(type(tmp_path), (first, second, both))]
+    assert profiles[2] == merge(profiles[:2])
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"{profiles[2].tokens} tokens of world:premise + world:mixed; written to {both}"
+    )
+    assert cli.main(["merge", both, first, first]) == 1
+    assert "profile.corpora=['world:premise'], but expected each corpus in one profile" in capsys.readouterr().err
+
+
+class PowerCut(Exception):
+    """Nobody catches it."""
+
+
+def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, monkeypatch, tmp_path, capsys):
+    whole = calibrated(tmp_path, "--documents", "30")
+    expected = load_profile(whole)
+    out = tmp_path / "p.json"
+    argv = ["calibrate", "small", str(out), "--documents", "30"]
+    traced = resume.trace_batch
+    calls = []
+
+    def breaks(stepper, batch):
+        if calls:
+            raise PowerCut
+        calls.append(len(batch))
+        return traced(stepper, batch)
+
+    monkeypatch.setattr(resume, "trace_batch", breaks)
+    with pytest.raises(PowerCut):
+        cli.main(argv)
+    assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json.checkpoint"]
+    assert cli.main(argv) == 1
+    assert "holds an unfinished calibration, but expected none; pass resume (--resume)" in capsys.readouterr().err
+    rest = []
+    monkeypatch.setattr(resume, "trace_batch", lambda s, batch: rest.append(len(batch)) or traced(s, batch))
+    assert cli.main([*argv, "--resume"]) == 0
+    assert load_profile(out) == expected
+    assert sum(calls) + sum(rest) == 30
+    assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json"]
 
 
 def test_a_model_without_a_tokenizer_reads_no_text(small, tmp_path, capsys):
@@ -169,9 +284,20 @@ def test_an_empty_prompt_needs_an_opening_token(small, capsys):
     assert "start with the model's opening token" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "argv", [[], ["dance"], ["train"], ["generate", "small"], ["world", "x", "--documents", "few"]]
-)
+UNPARSABLE = [
+    [],
+    ["dance"],
+    ["train"],
+    ["generate", "small"],
+    ["world", "x", "--documents", "few"],
+    ["merge", "out.json"],
+    ["calibrate", "small", "p.json", "--stride", "3"],
+    ["calibrate", "small", "p.json", "--stride", "2", "--probes", "1"],
+    ["calibrate", "small", "p.json", "--bins", "position", "--bins-of", "q.json"],
+]
+
+
+@pytest.mark.parametrize("argv", UNPARSABLE, ids=" ".join)
 def test_what_cannot_be_parsed_is_a_usage_error(argv, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(argv)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.point import SCHEDULES, OperatingPoint, full_depth, truncated
+from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 
@@ -25,11 +25,15 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
         ({"probes": (8, 4)}, "probes", "ascending layers, each once"),
         ({"probes": (4, 4)}, "probes", "ascending layers, each once"),
         ({"thresholds": ()}, "thresholds", "one row per bin"),
-        ({"thresholds": ((0.5, 0.2), (0.4, 0.1))}, "thresholds", "bins='none' takes one row"),
+        ({"thresholds": ((0.5, 0.2), (0.4, 0.1))}, "thresholds", "one row per bin, 1 for bins none"),
         ({"thresholds": ((0.5,),)}, "thresholds", "2 values per bin, one per probe"),
         ({"thresholds": ((0.5, math.nan),)}, "thresholds", "-inf says never exit at this probe"),
         ({"schedule": "rising"}, "schedule", "one of monotone, free_eager"),
-        ({"estimator": "guess"}, "estimator", "one of full"),
+        ({"schedule": "chunked"}, "period", "tokens ≥ 1 for positional and chunked"),
+        ({"period": 4}, "period", "None for other schedules"),
+        ({"floor": 4}, "floor", "None for others"),
+        ({"schedule": "positional", "period": 8, "floor": 4}, "probes", "it has no rule"),
+        ({"bins": BinSpec(("position",))}, "thresholds", "3 for bins position"),
         ({"signal": "mood"}, "signal", "one of entropy_nats"),
     ],
 )
@@ -61,12 +65,54 @@ def test_full_depth_and_truncation_differ_in_their_ceiling_alone():
         truncated(12, 13)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_point_survives_json(schedule):
-    point = replace(POINT, schedule=schedule, thresholds=((0.5, -math.inf),), margin_nats=0.25)
+@pytest.mark.parametrize(
+    ("make", "named", "message"),
+    [
+        (lambda: Estimator("guess"), "estimator.kind", "one of full, topk"),
+        (lambda: Estimator("topk"), "estimator.k", "a count ≥ 1"),
+        (lambda: Estimator("full", k=3), "estimator.k", "0 for the others"),
+        (lambda: Estimator("lowrank", k=3), "estimator.rank", "a rank ≥ 1"),
+        (lambda: Estimator("topk", k=3, rank=2), "estimator.rank", "0 for the others"),
+        (lambda: Estimator("topk", k=3, search="near"), "estimator.search", "one of exact, ivf"),
+        (lambda: BinSpec(("mood",)), "bins.features", "at most two of position"),
+        (lambda: BinSpec(("position", "position")), "bins.features", "each once"),
+        (lambda: BinSpec(("frequency",)), "bins.frequency", "one byte per token id"),
+        (lambda: BinSpec((), frequency=b"01"), "bins.frequency", "where frequency is a feature"),
+    ],
+)
+def test_an_estimator_or_binning_that_means_nothing_is_refused(make, named, message):
+    with pytest.raises(BadArgument, match=f"^{named}=") as refused:
+        make()
+    assert message in str(refused.value)
+
+
+def test_only_a_full_probe_knows_confidence_and_frequency():
+    rows = ((0.5, 0.2),) * 3
+    replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows)
+    replace(POINT, bins=BinSpec(("position",)), thresholds=rows, estimator=Estimator("topk", k=8))
+    with pytest.raises(BadArgument, match="a topk-8 probe knows no other"):
+        replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=Estimator("topk", k=8))
+
+
+def test_bins_multiply_and_are_named():
+    both = BinSpec(("frequency", "position"), frequency=bytes([0, 1, 2, 0]))
+    assert (both.buckets, both.count, both.name) == ((3, 3), 9, "frequency×position")
+    assert (BinSpec().count, BinSpec().name) == (1, "none")
+    assert [e.name for e in (Estimator(), Estimator("topk", k=8, search="ivf"), Estimator("lowrank", k=8, rank=4))] == [
+        "full",
+        "topk-8 ivf",
+        "lowrank-4 top-8",
+    ]
+
+
+def test_a_signal_that_rises_never_fires_at_an_infinite_threshold():
+    rising = replace(POINT, signal="softmax_response", thresholds=((math.inf, 0.9),))
+    assert rising.adaptive
+    assert not replace(rising, thresholds=((math.inf, math.inf),)).adaptive
+
+
+def test_a_point_can_be_written_as_json_and_used_as_a_key():
+    point = replace(POINT, thresholds=((0.5, -math.inf),), margin_nats=0.25, estimator=Estimator("linear"))
     data = json.loads(json.dumps(point.to_json()))
-    again = OperatingPoint(
-        **data | {"probes": tuple(data["probes"]), "thresholds": tuple(tuple(row) for row in data["thresholds"])}
-    )
-    assert again == point
-    assert hash(again) == hash(point)
+    assert (data["probes"], data["estimator"]["kind"], data["bins"]["features"]) == ([4, 8], "linear", [])
+    assert {point: 1}[replace(point)] == 1

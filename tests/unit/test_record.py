@@ -20,13 +20,14 @@ def tokens() -> Tokens:
 
 
 def work(layers: int = 3) -> Work:
-    shape = {"readout_rows": (len(READOUTS), layers), "fills": (len(FILLS), layers)}
+    kinds = {"readout_rows": READOUTS, "readout_macs": READOUTS, "fills": FILLS}
+    shape = {name: (len(of), layers) for name, of in kinds.items()}
     arrays = {
         f.name: np.arange(1, 1 + np.prod(shape.get(f.name, (layers,)))).reshape(shape.get(f.name, (layers,)))
         for f in fields(Work)
-        if f.name != "encoder_tokens"
+        if f.name not in ("encoder_tokens", "encoder_context")
     }
-    return Work(**arrays, encoder_tokens=7)
+    return Work(**arrays, encoder_tokens=7, encoder_context=9)
 
 
 def test_the_rows_of_a_sequence_keep_their_order_and_all_their_columns():

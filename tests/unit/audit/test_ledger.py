@@ -30,7 +30,7 @@ def test_implied_work_by_hand() -> None:
     work = implied(ROW, POINT)
     assert work.tokens.tolist() == [5, 5, 3, 3]
     assert work.context.tolist() == [4 + 3 + 4 + 5, 4 + 3 + 4 + 5, 4 + 3, 4 + 3]
-    assert work.readout_rows.tolist() == [[3, 3, 0, 1]]  # layer 2: probed twice, the exit at the cap read once
+    assert work.readout_rows[0].tolist() == [3, 3, 0, 1]  # layer 2: probed twice, the exit at the cap read once
     assert implied(ROW, POINT, masked_prompt=False).context[0] == 3 + 3 + 4 + 5
 
 

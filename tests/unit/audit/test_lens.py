@@ -8,7 +8,7 @@ from scipy import special, stats
 
 from emad_ref.audit.lens import consult, entropy_nats, signals
 from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
+from emad_ref.point import BinSpec, OperatingPoint
 
 TOKENS = np.arange(3)
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 3), ((0.5, 0.5),))
@@ -45,6 +45,6 @@ def test_an_unusable_answer_is_refused(answer: np.ndarray, what: str) -> None:
 
 
 def test_a_point_without_an_oracle_is_refused() -> None:
-    binned = OperatingPoint("p", "emad", 4, 4, (1,), ((0.5,), (0.4,)), bins="position")
+    binned = OperatingPoint("p", "emad", 4, 4, (1,), ((0.5,),) * 3, bins=BinSpec(("position",)))
     with pytest.raises(BadArgument, match="position"):
         signals(np.zeros((3, 4, 6)), binned)

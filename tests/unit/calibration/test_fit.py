@@ -1,14 +1,27 @@
-"""Isotonic targets: the nearest curve that never rises."""
+"""What calibration fits: the nearest curve that never rises, lines to full entropy, linear probes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
+from sklearn.linear_model import Ridge
 
-from emad_ref.calibration.fit import isotonic_targets
+from emad_ref.calibration.fit import (
+    LinearProbes,
+    Moments,
+    corrected_estimator,
+    isotonic_targets,
+    linear_correction,
+    ridge,
+)
 from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator
+from tests.small import small_model
 
 POOLED = 1e-9  # means of float64 sums in another order
 
@@ -57,3 +70,120 @@ def test_no_probes_have_no_targets():
 def test_means_that_do_not_fit_the_probes_are_refused(means, tokens, message):
     with pytest.raises(BadArgument, match=message):
         isotonic_targets((4, 8), np.array(means), np.array(tokens))
+
+
+TOKENS, WIDTH = 400, 6
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    """States of unlike scale around a mean, and entropies that follow them linearly but for noise."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(3, 1, (TOKENS, WIDTH)) * [1, 2, 3, 1, 1, 0.5]
+    return x, x @ rng.normal(size=WIDTH) + 2 + 0.3 * rng.normal(size=TOKENS)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1e-3, 1.0])
+def test_ridge_is_scikit_learns(pairs, penalty):
+    x, y = pairs
+    fitted = Ridge(alpha=penalty * x.var(axis=0).mean() * TOKENS).fit(x, y)
+    expected = [*fitted.coef_, fitted.intercept_]
+    assert ridge(Moments.of(x, y), penalty) == pytest.approx(expected, rel=1e-8)
+
+
+def test_sums_of_batches_are_the_sums_of_all(pairs):
+    """But for the order of float64 sums."""
+    x, y = pairs
+    streamed = sum((Moments.of(x[i : i + 37], y[i : i + 37]) for i in range(0, TOKENS, 37)), Moments.none(WIDTH))
+    assert streamed.tokens == TOKENS
+    assert ridge(streamed) == pytest.approx(ridge(Moments.of(x, y)), rel=1e-9)
+
+
+def test_a_penalty_keeps_the_fit_finite_where_entries_repeat(pairs):
+    x, y = pairs
+    twice = Moments.of(np.concatenate([x, x], axis=1), y)
+    with pytest.raises(BadArgument, match=r"penalty=0, but expected a number > 0 where entries of x follow"):
+        ridge(twice, penalty=0)
+    weights = ridge(twice)
+    assert weights[:WIDTH] == pytest.approx(weights[WIDTH:-1], rel=1e-4), "equal entries share the weight"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.ones((1, 2)), np.ones(1), "tokens=1, but expected at least 2"),
+        (np.full((9, 2), 1e3), np.arange(9.0), "x='9 equal values', but expected values that vary"),
+    ],
+)
+def test_too_little_to_fit_is_refused(x, y, message):
+    with pytest.raises(BadArgument, match=message):
+        ridge(Moments.of(x, y))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.ones((3, 2)), np.ones(2), r"\[tokens, width\] and \[tokens\]"),
+        (np.ones(3), np.ones(3), r"\[tokens, width\] and \[tokens\]"),
+        (np.array([[np.nan], [1.0]]), np.ones(2), "finite numbers"),
+        (np.ones((2, 1)), np.array([1.0, np.inf]), "finite numbers"),
+    ],
+)
+def test_what_are_no_pairs_of_numbers_is_refused(x, y, message):
+    with pytest.raises(BadArgument, match=message):
+        Moments.of(x, y)
+
+
+def test_a_negative_penalty_is_refused(pairs):
+    with pytest.raises(BadArgument, match=r"penalty=-1"):
+        ridge(Moments.of(*pairs), penalty=-1)
+
+
+def test_a_correction_is_the_least_squares_line(pairs):
+    full = pairs[1]
+    raw = (full - 3) / 2 + np.random.default_rng(1).normal(size=TOKENS)
+    line = stats.linregress(raw, full)
+    assert linear_correction(raw, full) == pytest.approx((line.slope, line.intercept), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("raw", "full", "message"),
+    [
+        ([1.0, 1.0], [1.0, 2.0], "raw='2 times 1', but expected values that vary"),
+        ([1.0, 2.0], [3.0, 3.0], "full='2 times 3', but expected values that vary"),
+        ([1.0, 2.0], [3.0], "one estimate and one entropy per token"),
+        ([1.0, np.nan], [3.0, 4.0], "finite numbers"),
+        ([], [], "tokens=0, but expected at least 2"),
+    ],
+)
+def test_degenerate_corrections_are_refused(raw, full, message):
+    with pytest.raises(BadArgument, match=message):
+        linear_correction(np.array(raw), np.array(full))
+
+
+def test_each_probe_gets_its_own_line(pairs):
+    full = np.stack([pairs[1], pairs[1] ** 2], axis=1)
+    corrected = corrected_estimator(Estimator("topk", k=8), (full - [1, 2]) / [0.5, 4], full)
+    assert corrected.correction == (pytest.approx((0.5, 1)), pytest.approx((4, 2)))
+    assert (corrected.kind, corrected.k) == ("topk", 8)
+    with pytest.raises(BadArgument, match=r"two arrays \[tokens, probes\]"):
+        corrected_estimator(Estimator("topk", k=8), full[:, :1], full)
+
+
+def test_linear_probes_take_in_the_normed_states_of_their_layers_only():
+    stepper = Stepper(small_model("opt_350m"))  # D = 32 states, E = 16 at the head
+    probes = LinearProbes(stepper, (2, 4))
+    generator = torch.Generator().manual_seed(0)
+    seen = {}
+    with torch.inference_mode():
+        for layer in (1, 2, 3, 4) * 3:
+            states = torch.randn(50, 32, generator=generator, dtype=torch.float64)
+            entropy = stepper.normed(states)[:, 0] * layer + 1
+            probes(layer, states, entropy)
+            seen[layer] = states
+    estimator = probes.estimator(penalty=1e-12)
+    assert estimator.kind == "linear"
+    assert [len(row) for row in estimator.weights] == [17, 17]
+    assert estimator.weights[0] == pytest.approx([2, *[0] * 15, 1], abs=1e-6)
+    assert estimator.weights[1] == pytest.approx([4, *[0] * 15, 1], abs=1e-6)
+    assert [moments.tokens for moments in probes.moments.values()] == [150, 150]

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from emad_ref.calibration.profile import BadProfile, Profile, load_profile, profile_of
-from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.profile import (
+    MINIMUM_TOKENS,
+    BadProfile,
+    Profile,
+    load_profile,
+    merge,
+    profile_from,
+    profile_of,
+)
+from emad_ref.calibration.running import Statistics
+from emad_ref.calibration.trace import Trace, joined
 from emad_ref.errors import BadArgument
+from emad_ref.point import BinSpec
 
 PROFILE = Profile(
     model="emad-tiny",
@@ -29,14 +39,21 @@ PROFILE = Profile(
 OWNER = {"model": "m", "fingerprint": "f", "corpus": "c", "dtype": "float32"}
 
 
-def trace_with(entropy):
+GRID = BinSpec(("position", "confidence"), position_edges=(300,))
+
+
+def trace_with(entropy, probability=None, top1=0):
+    """One sequence of these entropies [tokens][L]; each token's top-1 probability is the same after every layer."""
     entropy = np.array(entropy, dtype=np.float32)
     number = np.arange(len(entropy))
+    if probability is None:
+        probability = np.full(len(entropy), 0.5)
     return Trace(
         entropy_nats=entropy,
         nll_nats=entropy,
-        top1=np.zeros(entropy.shape, dtype=np.int32),
-        top1_probability=entropy,
+        top1=np.full(entropy.shape, top1, dtype=np.int32),
+        top1_probability=np.tile(np.float32(probability)[:, None], entropy.shape[1]),
+        softmax_response=np.zeros_like(entropy),
         token=number,
         target=number,
         position=number,
@@ -100,7 +117,7 @@ def test_a_profile_serves_its_own_model_and_no_other():
 
 
 CORRUPT = [
-    ({"schema": 2}, "schema=2, but expected 1"),
+    ({"schema": 1}, "schema=1, but expected 2"),
     ({"model": ""}, "model='', but expected a name"),
     ({"model": None}, "model=None, but expected a name"),
     ({"fingerprint": 7}, "fingerprint=7, but expected a checksum"),
@@ -128,6 +145,15 @@ CORRUPT = [
     ({"tokens": 0}, "tokens=0, but expected a count"),
     ({"sequences": 1.5}, "sequences=1.5, but expected a count"),
     ({"versions": "new"}, "versions='new', but expected versions by package name"),
+    ({"corpora": {"a": 60, "b": 39}}, "corpora=.*token counts by corpus that sum to the profile's tokens"),
+    ({"corpora": {"": 100}}, "corpora=.*token counts by corpus"),
+    ({"corpora": [100]}, r"corpora=\[100\], but expected token counts"),
+    ({"bins": None}, "bins=None, but expected features, ascending edges, and a digit per token id"),
+    ({"bins": {"features": []}}, "bins=.*but expected features, ascending edges"),
+    ({"bin_targets_nats": [[2.0, 1.0]]}, "bin_targets_nats=.*a row per bin that never rises, or none without features"),
+    ({"fallbacks": [0]}, r"fallbacks=\[0\], but expected the number of features each bin gave up, or none"),
+    ({"minimum_tokens": 0}, "minimum_tokens=0, but expected a count"),
+    ({"statistics": 1}, "statistics=1, but expected null, or statistics that agree"),
     ({"mood": 1}, r"lacks fields \[\] and has unknown fields \['mood'\]"),
 ]
 
@@ -137,17 +163,17 @@ CORRUPT = [
 )
 def test_a_corrupt_file_is_refused_by_field_with_the_remedy(tmp_path, change, message):
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps(asdict(PROFILE) | change), encoding="utf-8")
+    path.write_text(json.dumps(PROFILE.to_json() | change), encoding="utf-8")
     with pytest.raises(BadProfile, match=message) as refused:
         load_profile(path)
     assert "profile.json" in str(refused.value)
     assert "calibrate again" in str(refused.value)
 
 
-@pytest.mark.parametrize("name", list(asdict(PROFILE)))
+@pytest.mark.parametrize("name", list(PROFILE.to_json()))
 def test_a_missing_field_is_named(tmp_path, name):
     path = tmp_path / "profile.json"
-    path.write_text(json.dumps({k: v for k, v in asdict(PROFILE).items() if k != name}), encoding="utf-8")
+    path.write_text(json.dumps({k: v for k, v in PROFILE.to_json().items() if k != name}), encoding="utf-8")
     with pytest.raises(BadProfile, match=rf"lacks fields \['{name}'\].*calibrate again"):
         load_profile(path)
 
@@ -168,3 +194,246 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path, content, message):
         path.write_bytes(content)
     with pytest.raises(BadProfile, match=f"{message}.*calibrate again"):
         load_profile(path)
+
+
+# ---------------------------------------------------------------- bins
+
+
+def binned_trace(tokens=3000, seed=0):
+    """Tokens whose entropies fall with confidence; hardly any is in the middle confidence bucket."""
+    rng = np.random.default_rng(seed)
+    probability = np.where(rng.random(tokens) < 0.5, rng.uniform(0, 0.4, tokens), rng.uniform(0.7, 1, tokens))
+    probability[:40] = 0.5
+    level = 4 * (1 - probability)[:, None] + np.array([1.0, 0.5, 0.6, 0.1])
+    return trace_with(level * rng.uniform(0.5, 1.5, (tokens, 4)), probability)
+
+
+@pytest.fixture(scope="module")
+def binned():
+    return profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=GRID)
+
+
+def test_each_bin_has_targets_of_its_own_tokens(binned):
+    trace = binned_trace()
+    # positions 301 and on, confidence from 0.7: the last of 2 × 3 bins
+    mine = (np.arange(3000) >= 300) & (trace.top1_probability[:, 0] >= np.float32(0.7))
+    means = trace.entropy_nats[mine].astype(np.float64).mean(axis=0)
+    pooled = (means[1] + means[2]) / 2  # layers 2 and 3 rise
+    assert binned.bin_targets_nats[5] == pytest.approx((means[0], pooled, pooled))
+    assert binned.statistics.tokens[5] == mine.sum() >= MINIMUM_TOKENS
+    assert binned.fallbacks[5] == 0
+
+
+def test_a_bin_with_too_few_tokens_takes_the_targets_of_its_parent_and_says_so(binned):
+    tokens = binned.statistics.tokens
+    # the first 300 positions are too few together; of the others, the middle confidence is
+    assert tokens[:3].sum() == 300
+    assert tokens[4] < MINIMUM_TOKENS < tokens[3]
+    assert binned.fallbacks == (2, 2, 2, 0, 1, 0)
+    late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
+    assert binned.bin_targets_nats[4] == pytest.approx(late.bin_targets_nats[1])
+    for row in binned.bin_targets_nats[:3]:
+        assert row == pytest.approx(binned.targets_nats)
+
+
+def test_conditioning_leaves_the_means_of_all_tokens_as_they_are(binned):
+    plain = profile_of(binned_trace(), (1, 2, 3), **OWNER)
+    assert binned.mean_nats == pytest.approx(plain.mean_nats, rel=1e-12)
+    assert binned.targets_nats == pytest.approx(plain.targets_nats, rel=1e-12)
+    assert (plain.bin_targets_nats, plain.fallbacks, plain.bins) == ((), (), BinSpec())
+
+
+def test_a_conditioned_point_has_a_row_of_thresholds_per_bin(binned):
+    point = binned.point(0.1)
+    assert point.bins == GRID
+    assert np.array(point.thresholds) == pytest.approx(np.array(binned.bin_targets_nats) - 0.1)
+    assert (point.name, point.family, point.margin_nats) == ("emad m=0.10 by position×confidence", "emad", 0.1)
+
+
+def test_the_largest_margin_is_that_of_the_highest_bin(binned):
+    highest = max(max(row) for row in binned.bin_targets_nats)
+    assert highest > max(binned.targets_nats)
+    assert max(map(max, binned.point(highest - 1e-9).thresholds)) >= 0
+    with pytest.raises(BadArgument, match=f"at most {highest:.4f}, the highest target"):
+        binned.point(highest + 1e-3)
+
+
+def test_frequency_is_that_of_the_token_predicted_at_the_first_probe():
+    frequency = BinSpec(("frequency",), frequency=bytes([0, 2, 1]))
+    trace = trace_with([[4, 3, 2, 1], [2, 1, 1, 0]])
+    trace.top1[:] = [[1, 0, 0, 0], [0, 1, 1, 1]]
+    profile = profile_of(trace, (1, 2), **OWNER, bins=frequency, minimum_tokens=1)
+    assert profile.statistics.tokens.tolist() == [1, 0, 1]
+    assert profile.bin_targets_nats == ((2.0, 1.0), (3.0, 2.0), (4.0, 3.0))
+    assert profile.fallbacks == (0, 1, 0)
+    with pytest.raises(BadArgument, match="first_probe=None"):
+        profile_of(trace, (), **OWNER, bins=frequency)
+
+
+def test_a_coarser_profile_is_the_one_calibrated_without_the_last_feature(binned):
+    late = profile_of(binned_trace(), (1, 2, 3), **OWNER, bins=replace(GRID, features=("position",)))
+    coarser = binned.coarser()
+    assert np.array(coarser.bin_targets_nats) == pytest.approx(np.array(late.bin_targets_nats))
+    assert (coarser.bins, coarser.fallbacks) == (late.bins, late.fallbacks)
+    assert binned.coarser(2).point(0.2).thresholds[0] == pytest.approx(
+        profile_of(binned_trace(), (1, 2, 3), **OWNER).point(0.2).thresholds[0]
+    )
+    by_frequency = BinSpec(("position", "frequency"), frequency=bytes(9))
+    assert profile_of(binned_trace(), (1,), **OWNER, bins=by_frequency).coarser().bins == BinSpec(("position",))
+
+
+# ---------------------------------------------------------------- quantiles
+
+
+def test_quantile_thresholds_let_their_share_of_tokens_pass_at_each_probe():
+    trace = binned_trace()
+    point = profile_of(trace, (1, 3), **OWNER).point(quantile=0.3)
+    for probe, threshold in zip(point.probes, point.thresholds[0], strict=True):
+        share = (trace.entropy_nats[:, probe - 1] <= threshold).mean()
+        assert share == pytest.approx(0.3, abs=0.005)  # a bucket of 0.41 % of these entropies holds less than that
+    assert (point.name, point.family, point.margin_nats) == ("quantile q=0.3", "quantile", None)
+
+
+def test_quantile_thresholds_are_conditioned_and_fall_back_as_targets_do(binned):
+    point = binned.point(quantile=0.5, schedule="free_eager")
+    assert point.bins == GRID
+    assert point.name == "quantile q=0.5 free_eager by position×confidence"
+    rows = np.array(point.thresholds)
+    own, all_tokens = binned.quantile_nats(0.5), binned.coarser(2).quantile_nats(0.5)
+    assert rows[[3, 5]].tolist() == own[[3, 5], :3].tolist()
+    assert rows[[0, 1, 2]].tolist() == [all_tokens[0, :3].tolist()] * 3
+    assert rows[4].tolist() == binned.coarser(1).quantile_nats(0.5)[1, :3].tolist()
+
+
+def test_a_quantile_takes_no_margin_and_needs_statistics(binned):
+    with pytest.raises(BadArgument, match=r"margin_nats=0\.1, but expected 0 beside a quantile"):
+        binned.point(0.1, quantile=0.5)
+    with pytest.raises(BadArgument, match=r"quantile=1\.0, but expected a share between 0 and 1"):
+        binned.point(quantile=1.0)
+    with pytest.raises(
+        BadArgument, match=r"profile\.statistics=None, but expected running statistics; calibrate again"
+    ):
+        PROFILE.point(quantile=0.5)
+
+
+# ---------------------------------------------------------------- files and merging, with statistics
+
+
+def test_statistics_and_bins_survive_the_file_to_the_last_bit(binned, tmp_path):
+    frequency = BinSpec(("frequency", "position"), frequency=bytes([0, 2, 1] * 20))
+    for profile in (
+        binned,
+        profile_of(binned_trace(), (), **OWNER),
+        profile_of(binned_trace(), (1,), **OWNER, bins=frequency),
+    ):
+        profile.save(tmp_path / "p.json")
+        assert load_profile(tmp_path / "p.json") == profile
+
+
+STATISTICS = [
+    ("tokens", lambda v: [*v[:-1], v[-1] + 1]),
+    ("tokens", lambda v: [v[1], v[0], *v[2:]]),
+    ("tokens", lambda v: v[:-1]),
+    ("sums", lambda v: [[h * 1.001 for h in row] for row in v]),
+    ("sums", lambda v: v[:-1]),
+    ("sums", lambda v: "many"),
+    ("squares", lambda v: [[math.nan] * 4] * 6),
+    ("histogram", lambda v: v[:-8]),
+    ("histogram", lambda v: "not base64!"),
+    ("histogram", lambda v: None),
+    ("sequences", lambda v: v + 1),
+]
+
+
+@pytest.mark.parametrize(("name", "change"), STATISTICS, ids=[f"{i}-{n}" for i, (n, _) in enumerate(STATISTICS)])
+def test_statistics_that_do_not_agree_with_the_profile_are_refused(binned, tmp_path, name, change):
+    data = binned.to_json()
+    data["statistics"][name] = change(data["statistics"][name])
+    (tmp_path / "p.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(
+        BadProfile, match=r"statistics=.*statistics that agree with tokens, sequences and means; calibr"
+    ):
+        load_profile(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bins": {"position_edges": [128, 32]}}, "features, ascending edges"),
+        ({"bins": {"confidence_edges": [0.4, "high"]}}, "features, ascending edges"),
+        ({"bins": {"features": ["mood"]}}, "features, ascending edges"),
+        ({"bins": {"frequency": "01x"}}, "features, ascending edges"),
+        ({"bin_targets_nats": [[2.0, 1.0, 0.5]]}, "bin_targets_nats=.*a row per bin"),
+        ({"bin_targets_nats": [[1.0, 2.0, 0.5]] * 6}, "bin_targets_nats=.*never rises"),
+        ({"bin_targets_nats": [[2.0, 1.0]] * 6}, "bin_targets_nats=.*a row per bin"),
+        ({"fallbacks": [0] * 5}, "fallbacks=.*features each bin gave up"),
+        ({"fallbacks": [3] * 6}, "fallbacks=.*features each bin gave up"),
+    ],
+)
+def test_impossible_bins_are_refused(binned, tmp_path, change, message):
+    data = binned.to_json()
+    bins = data["bins"] | change.pop("bins", {})
+    (tmp_path / "p.json").write_text(json.dumps(data | change | {"bins": bins}), encoding="utf-8")
+    with pytest.raises(BadProfile, match=f"{message}.*calibrate again"):
+        load_profile(tmp_path / "p.json")
+
+
+def parts(**changes):
+    """Profiles of the same model on two corpora."""
+    owner = {key: value for key, value in OWNER.items() if key != "corpus"} | changes
+    traces = binned_trace(2000, 1), binned_trace(900, 2)
+    return [
+        profile_of(trace, (1, 2, 3), **owner, corpus=name, bins=GRID) for trace, name in zip(traces, "ab", strict=True)
+    ]
+
+
+def test_merged_profiles_are_the_profile_of_all_their_tokens():
+    merged = merge(parts())
+    both = joined([binned_trace(2000, 1), binned_trace(900, 2)])
+    whole = profile_of(both, (1, 2, 3), **OWNER | {"corpus": "a + b"}, bins=GRID)
+    assert np.array(merged.bin_targets_nats) == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
+    assert merged.mean_nats == pytest.approx(whole.mean_nats, rel=1e-12)
+    assert np.array_equal(merged.statistics.histogram, whole.statistics.histogram)
+    assert (merged.corpora, merged.corpus) == ({"a": 2000, "b": 900}, "a + b")
+    assert (merged.tokens, merged.sequences, merged.fallbacks) == (2900, 2, whole.fallbacks)
+
+
+def test_merging_goes_on_from_files_and_one_profile_is_itself(tmp_path):
+    first, second = parts()
+    first.save(tmp_path / "p.json")
+    assert merge([load_profile(tmp_path / "p.json"), second]) == merge([first, second])
+    assert merge([first]) == first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "other"}, r"profile\.model='other', but expected 'm' as in the first"),
+        ({"fingerprint": "beef"}, r"profile\.fingerprint="),
+        ({"dtype": "float64"}, r"profile\.dtype="),
+        ({"probes": (1, 2)}, r"profile\.probes="),
+        ({"bins": BinSpec()}, r"profile\.bins=.*calibrate alike, with --bins-of for the same bins"),
+        ({"minimum_tokens": 9}, r"profile\.minimum_tokens="),
+        ({"statistics": None}, r"profile\.statistics=None"),
+        ({"corpora": {"a": 900}}, r"profile\.corpora=\['a'\], but expected each corpus in one profile"),
+    ],
+)
+def test_profiles_that_do_not_add_up_are_refused_by_field(change, message):
+    first, second = parts()
+    with pytest.raises(BadArgument, match=message):
+        merge([first, replace(second, **change)])
+    with pytest.raises(BadArgument, match="at least one profile"):
+        merge([])
+
+
+def test_versions_that_differ_are_all_kept():
+    first, second = parts()
+    merged = merge([first, replace(second, versions={**second.versions, "torch": "9"})])
+    assert merged.versions["torch"] == f"{first.versions['torch']}, 9"
+    assert merged.versions["numpy"] == first.versions["numpy"]
+
+
+def test_a_profile_of_statistics_takes_their_layers():
+    statistics = Statistics.none(1, 3)
+    with pytest.raises(BadArgument, match="ascending layers in 1–2 of this model"):
+        profile_from(statistics, (3,), model="m", fingerprint="f", corpora={"c": 1}, dtype="float32")

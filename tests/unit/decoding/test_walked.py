@@ -12,7 +12,7 @@ from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.walked import Closed, WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.point import SCHEDULES, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import InadmissibleDepth, Prompt
 from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, PROMPT, Work
@@ -96,8 +96,6 @@ def test_nothing_to_generate_is_refused(stepper, point, max_new):
 def test_a_point_of_another_model_is_refused(stepper, point):
     with pytest.raises(BadArgument, match=r"point\.layers=7, but expected 6, the layers of this model"):
         WalkedDecoder(stepper, full_depth(LAYERS + 1))
-    with pytest.raises(BadArgument, match="bins='position', but expected none"):
-        WalkedDecoder(stepper, replace(point, bins="position", thresholds=point.thresholds * 2))
 
 
 # ---------------------------------------------------------------- what a session refuses, unchanged
@@ -366,7 +364,7 @@ def test_sampling_follows_the_seed_and_each_row_its_own(stepper, point):
 def test_capabilities_promise_what_was_tried(stepper, point):
     decoder = WalkedDecoder(stepper, point)
     assert decoder.capabilities.counted
-    assert decoder.capabilities.schedules == {"monotone", "free_eager"}
+    assert decoder.capabilities.schedules == set(SCHEDULES)
     session, _ = decoder.start([Prompt(HISTORY)])
     assert session.feed(np.full((1, decoder.capabilities.max_feed), 7)).depth.shape == (
         1,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
@@ -96,8 +98,74 @@ class TestFolder:
         with pytest.raises(BadArgument, match="revision='main'"):
             load(str(folder), revision="main")
 
+    def test_shards_are_one_model_and_a_missing_one_is_named(self, folder: Path) -> None:
+        whole = load(str(folder)).fingerprint
+        (folder / "model.safetensors").unlink()
+        small_model("gpt_neox", torch.float32).save_pretrained(folder, max_shard_size="50KB")
+        shards = sorted(folder.glob("model-*.safetensors"))
+        assert len(shards) > 2
+        assert load(str(folder)).fingerprint == whole
+        shards[1].unlink()
+        with pytest.raises(ModelUnavailable, match="pass the folder"):
+            load(str(folder))
+
+
+class TestPlacement:
+    """``device="auto"``. More than the CPU is simulated: what accelerate plans is replaced by other plans."""
+
+    @pytest.fixture(autouse=True)
+    def planned(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        accelerate = pytest.importorskip("accelerate", reason="an optional package")
+        plan: dict[str, Any] = {"": "cpu"}
+        monkeypatch.setattr(accelerate, "infer_auto_device_map", lambda *_, **__: dict(plan))
+        return plan
+
+    def test_without_an_accelerator_it_is_the_model_on_the_cpu(self, folder: Path) -> None:
+        loaded, plain = load(str(folder), device="auto"), load(str(folder))
+        assert loaded.fingerprint == plain.fingerprint
+        assert loaded.provenance["placement"] == {"": "cpu"} == plain.provenance["placement"]
+        ids = torch.arange(5)[None]
+        with torch.inference_mode():
+            assert torch.equal(loaded.model(ids).logits, plain.model(ids).logits)
+        assert loaded.stepper.device.type == "cpu"
+
+    def test_what_does_not_fit_is_refused_and_not_offloaded(
+        self, folder: Path, planned: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        planned.clear()
+        planned.update({"gpt_neox": "cpu", "embed_out": "disk"})
+        with pytest.raises(BadArgument, match=r"device='auto', but expected memory for all.*no room for embed_out;"):
+            load(str(folder), device="auto")
+        monkeypatch.setattr("accelerate.utils.get_balanced_memory", lambda *_, **__: {0: 1, "cpu": 1})
+        planned.update({"gpt_neox": 0, "embed_out": "cpu"})
+        with pytest.raises(BadArgument, match="no room for embed_out;"):
+            load(str(folder), device="auto")
+
+    def test_without_accelerate_it_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(loading, "find_spec", lambda name: None)
+        with pytest.raises(BadArgument, match=r"device='auto', but expected the package accelerate; pip install"):
+            load(str(folder), device="auto")
+
 
 class TestHub:
+    @pytest.mark.parametrize(
+        ("refusal", "said"),
+        [
+            (GatedRepoError, r"it is gated: accept its terms.*hf auth login"),
+            (RepositoryNotFoundError, r"the hub has no such repository, or it is private.*hf auth login"),
+            (RevisionNotFoundError, r"it has no such branch, tag or commit"),
+        ],
+    )
+    def test_what_the_hub_refuses_is_explained(self, monkeypatch: pytest.MonkeyPatch, refusal: Any, said: str) -> None:
+        def refuse(*_: Any, **__: Any) -> str:
+            raise refusal("403 Client Error.", response=SimpleNamespace(headers={}, request=None))
+
+        monkeypatch.setattr(loading, "reachable", lambda: True)
+        monkeypatch.setattr(loading, "hf_hub_download", refuse)
+        with pytest.raises(ModelUnavailable, match=rf"hub repository owner/model could not be read: {said}") as caught:
+            load("owner/model")
+        assert "download it elsewhere" in str(caught.value)
+
     @pytest.mark.parametrize("name", ["pythia-410m", "somebody/some-model"])
     def test_an_unreachable_hub_says_what_to_do(self, no_hub: None, name: str) -> None:
         with pytest.raises(ModelUnavailable, match=r"download it elsewhere.*pass the folder") as caught:
@@ -140,12 +208,8 @@ class TestBundled:
 
 def test_every_bundled_model_that_can_be_walked_is() -> None:
     for name in bundled_names():
-        if name.startswith("emad-t5"):
-            with pytest.raises(BadArgument, match="model_type"):
-                load(name)
-            continue
         loaded = load(name)
-        assert Stepper(loaded.model).layers == loaded.geometry.layers
+        assert loaded.stepper.layers == loaded.geometry.layers
         assert loaded.tokenizer is not None
 
 

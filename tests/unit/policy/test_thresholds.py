@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from emad_ref.errors import BadArgument
-from emad_ref.policy.thresholds import default_probes, entropy_matched, fires, fixed_entropy
+from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.policy.thresholds import (
+    default_probes,
+    entropy_matched,
+    fires,
+    fixed_entropy,
+    planned_exits,
+    response,
+)
 
 TARGETS = (2.0, 1.5, 0.25)
 PROBES = (3, 6, 9)
@@ -78,7 +86,36 @@ def test_a_threshold_is_rounded_as_the_signals_are():
     assert fires(point, 0, signal).tolist() == fires(point, 0, signal.astype(np.float64)).tolist() == [True]
 
 
-def test_thresholds_per_bin_are_refused_rather_than_read_as_one():
-    point = replace(fixed_entropy(12, (4,), 0.7), bins="position", thresholds=((0.7,), (0.1,)))
-    with pytest.raises(BadArgument, match="bins='position', but expected none; use one row"):
-        fires(point, 0, np.zeros(2))
+def test_each_bin_has_its_own_threshold_and_none_is_guessed():
+    point = replace(fixed_entropy(12, (4,), 0.7), bins=BinSpec(("position",)), thresholds=((0.7,), (0.1,), (0.4,)))
+    signal = np.full((2, 3), 0.3)
+    assert fires(point, 0, signal, np.array([[0, 1, 2], [1, 1, 0]])).tolist() == [
+        [True, False, True],
+        [False, False, True],
+    ]
+    with pytest.raises(BadArgument, match="bins=None, but expected a bin in 0–2"):
+        fires(point, 0, signal)
+
+
+def test_a_signal_that_rises_fires_at_or_above_its_threshold():
+    signal = np.array([0.89, 0.9, 0.95, np.nan], dtype=np.float32)
+    assert fires(response(12, (4,), 0.9), 0, signal).tolist() == [False, True, True, False]
+
+
+def interpolating(thresholds: tuple[float, ...]) -> OperatingPoint:
+    return replace(fixed_entropy(16, (2, 6, 10), 0.0), thresholds=(thresholds,), interpolate=True)
+
+
+def test_exits_between_probes_lie_where_the_line_meets_the_threshold():
+    """Readings 2.0 and 1.2 at layers 2 and 6 fall by 0.2 a layer; τ from 0.8 at 6 to 0.4 at 10 is met at 10 only."""
+    before, here = np.float32(2.0), np.float32(1.2)
+    assert planned_exits(interpolating((0.0, 0.8, 0.4)), 1, np.array([before]), np.array([here])).tolist() == [0]
+    # τ flat at 0.8: 1.2 − 0.2·2 = 0.8 at layer 8
+    assert planned_exits(interpolating((0.0, 0.8, 0.81)), 1, np.array([before]), np.array([here])).tolist() == [8]
+    assert planned_exits(interpolating((0.0, 1.1, 1.1)), 1, np.array([before]), np.array([here])).tolist() == [7]
+
+
+def test_there_is_no_line_at_the_first_probe_and_no_threshold_after_the_last():
+    point = interpolating((9.0, 9.0, 9.0))
+    assert planned_exits(point, 0, np.zeros(2), np.zeros(2)).tolist() == [0, 0]
+    assert planned_exits(point, 2, np.zeros(2), np.zeros(2)).tolist() == [0, 0]

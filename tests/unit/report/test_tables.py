@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from emad_ref.report.tables import claims_table, points_table
+from emad_ref.report.tables import claims_table, plain_table, points_table
 from emad_ref.verdict.claims import Verdict
 
 POINT = {
@@ -92,3 +92,33 @@ def test_long_reasons_wrap_inside_their_column():
 def test_no_rows_no_table():
     assert points_table([]) == ""
     assert claims_table([]) == ""
+    assert plain_table([]) == ""
+
+
+def cells(row: dict) -> list[str]:
+    """The one row of a table, cell by cell: columns stand at least two spaces apart."""
+    return plain_table([row]).splitlines()[-1].split("  ")
+
+
+def test_plain_rows_stand_under_their_keys_in_order():
+    lines = plain_table([{"b": "x", "a": 1}, {"b": "y", "a": 20}]).splitlines()
+    assert [line.split() for line in (lines[0], *lines[2:])] == [["b", "a"], ["x", "1"], ["y", "20"]]
+
+
+def test_shares_are_in_percent_and_other_floats_have_four_digits():
+    row = {"rise %": 0.01234, "depth": 5.84901, "probe FLOPs": 60590.4, "n": 12345, "name": "0.5000"}
+    assert [cell.strip() for cell in cells(row) if cell] == ["1.23", "5.849", "6.059e+04", "12345", "0.5000"]
+
+
+def test_an_interval_is_set_like_its_column():
+    assert cells({"rise interval %": [-0.0125, 0.5]})[0] == "[-1.25, 50.00]"
+    assert cells({"speed interval": (0.97531, 1.25)})[0] == "[0.9753, 1.25]"
+    assert cells({"interval": [None, 2.0]})[0] == "[–, 2]"
+
+
+def test_in_plain_tables_absent_is_a_dash_zero_is_zero_and_zero_has_no_sign():
+    assert cells({"rise %": None})[0] == "–"
+    assert cells({"rise %": 0.0})[0] == "0.00"
+    assert cells({"rise %": -1e-9})[0] == "0.00"
+    assert cells({"depth": -0.0})[0] == "0"
+    assert cells({"done": False})[0] == "False"

@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import pytest
 
-from emad_ref.point import full_depth
-from emad_ref.sweep.grids import emad_margins, fixed_entropies, truncations, whole_sweep
+from emad_ref.sweep.grids import (
+    CHUNKS,
+    chunked,
+    emad_margins,
+    fixed_entropies,
+    positional,
+    responses,
+    truncations,
+)
 from tests.unit.calibration.test_profile import PROFILE
 
 
@@ -38,10 +45,21 @@ def test_truncations_cover_every_depth_below_full():
     assert truncations(1) == []
 
 
-def test_the_whole_sweep_holds_all_families_and_full_depth_once():
-    points = whole_sweep(PROFILE, 3)
-    assert [p.family for p in points] == ["full", *["emad"] * 3, *["fixed_entropy"] * 3, *["truncation"] * 3]
-    assert points[0] == full_depth(4)
+def test_responses_run_from_nothing_exits_to_everything_does():
+    assert [point.thresholds[0][0] for point in responses(4, (1, 2), 3)] == [1.0, 0.5, 0.0]
+
+
+def test_chunks_ask_the_emad_rule_of_each_margin_at_every_length():
+    points = chunked(PROFILE, 2)
+    assert len(points) == 2 * len(CHUNKS)
+    assert len({point.name for point in points}) == len(points)
+    assert {(point.schedule, point.period) for point in points} == {("chunked", period) for period in CHUNKS}
+
+
+def test_positional_sweeps_reach_every_floor():
+    points = positional(4)
+    assert {point.floor for point in points} == {1, 2, 3}
+    assert len({point.name for point in points}) == len(points)
 
 
 def test_a_profile_without_probes_still_has_a_sweep():

@@ -32,6 +32,7 @@ def trace():
         nll_nats=nll,
         top1=np.zeros((5, LAYERS), dtype=np.int32),
         top1_probability=nll,
+        softmax_response=nll,
         token=number,
         target=number,
         position=np.array([0, 1, 2, 4, 5]),

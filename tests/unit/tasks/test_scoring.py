@@ -39,6 +39,7 @@ def trace_of(items, likely):
         nll_nats=np.where(liked, 0.1, 5.0).astype(np.float32),
         top1=np.where(liked, target[:, None], 99).astype(np.int32),
         top1_probability=np.ones(liked.shape, dtype=np.float32),
+        softmax_response=np.ones(liked.shape, dtype=np.float32),
         token=np.concatenate([t for _, t, _ in parts]),
         target=target,
         position=np.concatenate([start + np.arange(len(t)) for start, t, _ in parts]),

@@ -17,7 +17,7 @@ from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict, load_register
 
 def test_only_the_papers_falsifiers_and_exact_identities_gate():
     gating = {name for name, claim in load_register().items() if claim.gate}
-    assert gating == {"EMAD-F1", "EMAD-F2", "EMAD-E2", "EMAD-E5"}
+    assert gating == {"EMAD-F1", "EMAD-F2", "EMAD-E2", "EMAD-E5", "EAD-H1"}
 
 
 def test_the_shipped_rows_carry_the_papers_numbers():

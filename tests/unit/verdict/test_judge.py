@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict, load_register
-from emad_ref.verdict.judge import (
-    PointEvidence,
-    combine,
-    judge_e1,
-    judge_e3,
-    judge_e13,
-    judge_exact,
-    judge_f1,
-    judge_f2,
-    not_applicable,
-    unmeasured,
-)
+from emad_ref.verdict.judge import PointEvidence, judge_e1, judge_e3, judge_e13, judge_exact, judge_f1, judge_f2
+from emad_ref.verdict.legs import combine, not_applicable, unmeasured
 
 REGISTER = load_register()
 F1, F2 = REGISTER["EMAD-F1"], REGISTER["EMAD-F2"]

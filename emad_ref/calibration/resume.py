@@ -1,0 +1,279 @@
+"""A calibration of any length: constant memory, and taken up again where it was interrupted.
+
+    corpora → windows → batches → lens trace → running statistics → profile
+
+After every batch the state (statistics, and per corpus the windows read, their tokens and a checksum of them) goes into
+a checkpoint, which is written whole or not at all; so an interruption costs the batch in flight. A resumed run reads
+what comes before that place once more, without tracing it (``self`` text is sampled again), and goes on only if it is
+the same text; its batches are then those of the uninterrupted run, and so is every bit of its sums. A checkpoint of
+another configuration is refused by field.
+
+Bins by predicted-token frequency need the corpus' token counts beforehand: ``token_counts`` takes them in a first pass
+that only tokenises, over the very windows that are then calibrated on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from tqdm import tqdm
+
+from emad_ref.calibration.profile import (
+    MINIMUM_TOKENS,
+    Profile,
+    library_versions,
+    profile_from,
+    require_probes,
+)
+from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.stored import bins_to_json, brief
+from emad_ref.calibration.trace import TOKENS_PER_BATCH, EmptyCorpus, TokenSequence, batched, trace_batch
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import BinSpec
+from emad_ref.record import Ints
+
+Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
+"""Name → its windows from the first, anew at every call: the first pass and a resumed run read them again."""
+
+
+class BadCheckpoint(EmadError):
+    """A checkpoint that cannot be read, belongs to another configuration, or to another text."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a calibration is of; two runs with equal plans and texts have equal profiles.
+
+    ``window``, ``documents``  how the windows were cut, for the record: tokens each, and their limit per corpus.
+    ``tokens``  decided positions to take from each corpus; None takes all.
+    """
+
+    model: str
+    fingerprint: str
+    dtype: str
+    window: int
+    probes: tuple[int, ...]
+    bins: BinSpec = field(default_factory=BinSpec)
+    tokens: int | None = None
+    documents: int | None = None
+    minimum_tokens: int = MINIMUM_TOKENS
+    tokens_per_batch: int = TOKENS_PER_BATCH
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
+        plain = {f.name: getattr(self, f.name) for f in fields(self)}
+        held = json.dumps(plain | {"bins": bins_to_json(self.bins), "versions": library_versions()})
+        return dict(json.loads(held))
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far one corpus was read: ``windows`` and decided ``tokens`` of it, ``digest`` sha256 of those windows."""
+
+    windows: int = 0
+    tokens: int = 0
+    digest: str = hashlib.sha256().hexdigest()
+
+
+@dataclass(frozen=True)
+class _State:
+    statistics: Statistics
+    places: dict[str, Place]
+
+    @property
+    def tokens(self) -> int:
+        return sum(place.tokens for place in self.places.values())
+
+
+def calibrate(
+    stepper: Stepper,
+    plan: Plan,
+    corpora: Corpora,
+    *,
+    checkpoint: Path | None = None,
+    resume: bool = False,
+    every: int = 1,
+    progress: str | None = None,
+) -> Profile:
+    """The profile of ``corpora``, one after another; ``progress`` names the bar, None shows none.
+
+    ``checkpoint``: file to write after ``every`` batches; the caller removes it once the profile is kept. ``resume``:
+    go on from it if it is there.
+
+    Raises:
+        BadArgument: impossible probes, no corpora, a limit below 1.
+        BadCheckpoint: a checkpoint is there but ``resume`` is not set, or it is unreadable, or of another run.
+        EmptyCorpus: a corpus without a window.
+    """
+    require_probes(plan.probes, stepper.layers)
+    _require_count("tokens", plan.tokens)
+    _require_count("every", every)
+    if not corpora:
+        raise BadArgument("corpora", [], "at least one corpus")
+    configuration = plan.to_json()
+    fresh = _State(Statistics.none(plan.bins.count, stepper.layers), {})
+    state = fresh if checkpoint is None else _opened(checkpoint, resume, configuration, tuple(corpora)) or fresh
+    total = None if plan.tokens is None else plan.tokens * len(corpora)
+    with tqdm(
+        desc=progress, disable=progress is None, unit="tok", unit_scale=True, initial=state.tokens, total=total
+    ) as bar:
+        for name, windows in corpora.items():
+            for number, further in enumerate(_read(stepper, plan, name, windows(), state), start=1):
+                state = further
+                bar.update(state.tokens - bar.n)
+                if checkpoint is not None and number % every == 0:
+                    _save(checkpoint, configuration, state)
+            if name not in state.places:
+                raise EmptyCorpus(
+                    f"corpus={name!r} has no window of two tokens, but expected at least one document of two tokens; "
+                    "check the source and the split"
+                )
+    return profile_from(
+        state.statistics,
+        plan.probes,
+        model=plan.model,
+        fingerprint=plan.fingerprint,
+        corpora={name: place.tokens for name, place in state.places.items()},
+        dtype=plan.dtype,
+        bins=plan.bins,
+        minimum_tokens=plan.minimum_tokens,
+    )
+
+
+def _read(stepper: Stepper, plan: Plan, name: str, windows: Iterable[TokenSequence], state: _State) -> Iterator[_State]:
+    """The state after each further batch of one corpus."""
+    stream = limited(windows, plan.tokens)
+    digest, place = hashlib.sha256(), state.places.get(name, Place())
+    for window in islice(stream, place.windows):
+        digest.update(_bytes(window))
+    if digest.hexdigest() != place.digest:
+        raise BadCheckpoint(
+            f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
+            "the same; delete the checkpoint to start anew"
+        )
+    first = plan.probes[0] if plan.probes else None
+    for batch in batched(stream, plan.tokens_per_batch):
+        for window in batch:
+            digest.update(_bytes(window))
+        trace = trace_batch(stepper, batch)
+        place = Place(place.windows + len(batch), place.tokens + len(trace), digest.hexdigest())
+        state = _State(state.statistics + statistics_of(trace, plan.bins, first), {**state.places, name: place})
+        yield state
+
+
+def _bytes(window: TokenSequence) -> bytes:
+    """What a window is: its length before its tokens, so that no two cuts of one text look the same."""
+    return np.array([len(window.tokens), window.adaptive_from, *window.tokens], dtype="<i8").tobytes()
+
+
+def _require_count(name: str, count: int | None) -> None:
+    if count is not None and count < 1:
+        raise BadArgument(name, count, "a count ≥ 1")
+
+
+def limited(windows: Iterable[TokenSequence], tokens: int | None) -> Iterator[TokenSequence]:
+    """Windows with ``tokens`` decided positions altogether, the last one shortened; None passes all.
+
+    Raises:
+        BadArgument: a limit below 1.
+    """
+    _require_count("tokens", tokens)
+    left = tokens
+    for window in windows:
+        decided = len(window.tokens) - 1 - window.adaptive_from
+        if left is None or decided <= left:
+            yield window
+        else:
+            yield replace(window, tokens=window.tokens[: window.adaptive_from + left + 1])
+        if left is not None:
+            left -= min(decided, left)
+            if left == 0:
+                return
+
+
+def token_counts(corpora: Corpora, vocabulary: int, tokens: int | None, progress: str | None = None) -> Ints:
+    """int64 [vocabulary] how often each token is a target in the windows that ``calibrate`` reads with that limit.
+
+    Raises:
+        EmptyCorpus: no window in any of them.
+    """
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    with tqdm(desc=progress, disable=progress is None, unit="tok", unit_scale=True) as bar:
+        for windows in corpora.values():
+            for window in limited(windows(), tokens):
+                targets = window.tokens[window.adaptive_from + 1 :]
+                np.add.at(counts, targets, 1)
+                bar.update(len(targets))
+    if not counts.any():
+        raise EmptyCorpus(
+            f"corpora={list(corpora)!r} have no window, but expected at least one document of two tokens; "
+            "check the source and the split"
+        )
+    return counts
+
+
+# ---------------------------------------------------------------- the checkpoint
+
+
+def _opened(checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...]) -> _State | None:
+    """The state to go on from; None where there is no checkpoint."""
+    if not checkpoint.exists():
+        return None
+    if not resume:
+        raise BadCheckpoint(
+            f"checkpoint={str(checkpoint)!r} holds an unfinished calibration, but expected none; pass resume "
+            "(--resume) to go on with it, or delete it"
+        )
+    state, theirs = _loaded(checkpoint)
+    for name in sorted(configuration.keys() | theirs.keys()):
+        if configuration.get(name) != theirs.get(name):
+            raise BadCheckpoint(
+                f"checkpoint={str(checkpoint)!r} has {name}={brief(theirs.get(name))!r}, but expected "
+                f"{brief(configuration.get(name))!r} as in this run; calibrate with the same settings, or delete it to "
+                "start anew"
+            )
+    read = tuple(state.places)
+    if corpora[: len(read)] != read:
+        raise BadCheckpoint(
+            f"checkpoint={str(checkpoint)!r} has read corpora {list(read)}, but expected the first of {list(corpora)}; "
+            "name the same corpora in the same order, or delete it to start anew"
+        )
+    return state
+
+
+def _save(path: Path, configuration: dict[str, Any], state: _State) -> None:
+    """Write as .npz; the file is complete or as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    places = {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()}
+    about = json.dumps({"plan": configuration, "places": places})
+    unfinished = path.with_name(path.name + ".part")
+    with unfinished.open("wb") as file:  # a file, not a path: NumPy appends .npz to those
+        np.savez(file, about=np.array(about), **{f.name: getattr(state.statistics, f.name) for f in fields(Statistics)})
+    os.replace(unfinished, path)
+
+
+def _loaded(path: Path) -> tuple[_State, dict[str, Any]]:
+    """State and plan of a checkpoint."""
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            about = json.loads(str(held["about"]))
+            arrays = {f.name: held[f.name] for f in fields(Statistics)}
+        statistics = Statistics(**(arrays | {"sequences": int(arrays["sequences"])}))
+        places = {name: Place(*place) for name, place in about["places"].items()}
+        plan: dict[str, Any] = about["plan"]
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+        raise BadCheckpoint(
+            f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {error}), but expected one that "
+            "`emad calibrate` wrote; delete it to start anew"
+        ) from error
+    return _State(statistics, places), plan

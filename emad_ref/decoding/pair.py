@@ -1,0 +1,208 @@
+"""Two models that write one text: what switching and speculation share.
+
+``Partner``  a decoder with the operating point it was made for.
+``Seat``     a partner's session over some sequences; everything it processes is written into a ``Log``.
+``Log``      columns of ``Tokens`` for both models; a rollback turns ``kept`` off.
+
+A partner whose point lets no token exit reads a chunk in one forward, at its ceiling; any other is fed without
+depths and decides them itself. The protocol's ``Session`` is all that is used: any two decoders can be paired that
+read the same token ids, which ``require_same_tokenizer`` decides. No rule of switching or acceptance lives here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt, Step
+from emad_ref.readout.signals import entropy_nats, require_finite
+from emad_ref.record import Floats, Ints, Tokens, Work
+from emad_ref.schedule.admission import admission
+
+if TYPE_CHECKING:
+    from emad_ref.models.loading import Loaded
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A decoder and the operating point it was made for, which a ``Decoder`` does not tell."""
+
+    decoder: Decoder
+    point: OperatingPoint
+
+    @property
+    def undecided(self) -> bool:
+        """Whether depth is left to the point's rule or schedule; else every token runs to the ceiling."""
+        return self.point.adaptive or self.point.schedule == "positional"
+
+    def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
+        """Depths to force on a feed of this shape: the ceiling where nothing else can come out, so that a chunk is one
+        forward; None where the decoder has to decide."""
+        return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
+
+
+def require_same_tokenizer(first: Loaded, second: Loaded) -> None:
+    """Refuse two models that do not read the same ids: both need a tokenizer, the same one, and as many ids.
+
+    Raises:
+        BadArgument: naming both models.
+    """
+    names = f"{first.name}, {second.name}"
+    missing = [model.name for model in (first, second) if model.tokenizer is None]
+    if missing:
+        raise BadArgument(
+            "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
+        )
+    sizes = first.geometry.vocabulary, second.geometry.vocabulary
+    if sizes[0] != sizes[1]:
+        raise BadArgument(
+            "models",
+            names,
+            f"vocabularies of one size, not {sizes[0]} and {sizes[1]}",
+            "cut padding rows off the larger embedding and head, or pair models of one family",
+        )
+    tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
+    if len({tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers}) > 1:
+        raise BadArgument(
+            "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
+        )
+
+
+def entropy_bits(logits: Floats) -> Floats:
+    """H = −Σ p·log₂ p of softmax(logits), before any temperature: [..., V] → float64 [...]."""
+    return entropy_nats(torch.from_numpy(logits)).double().numpy() / math.log(2)
+
+
+class Log:
+    """Columns of ``Tokens`` and signals under construction, in the order of processing."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, ...]] = []
+        self._signal: list[Floats] = []
+        self._kept: list[bool] = []
+        self._held: dict[tuple[int, int], list[int]] = {}  # (sequence, model) → entry at each position held
+
+    def write(
+        self, sequence: int, model: int, tokens: Ints, depth: Ints, cap: Ints, phase: Sequence[int], signal: Floats
+    ) -> None:
+        """Append the next tokens of a sequence in one model: all [n], ``signal`` [n, probes]."""
+        held = self._held.setdefault((sequence, model), [])
+        for columns in zip(tokens.tolist(), depth.tolist(), cap.tolist(), phase, strict=True):
+            self._rows.append((sequence, len(held), *columns, model))
+            held.append(len(self._kept))
+            self._kept.append(True)
+        self._signal.extend(signal)
+
+    def forget(self, sequence: int, model: int, length: int) -> None:
+        """A rollback: what stands at ``length`` and after is no longer part of the sequence."""
+        held = self._held[sequence, model]
+        for entry in held[length:]:
+            self._kept[entry] = False
+        del held[length:]
+
+    def tokens(self) -> Tokens:
+        sequence, position, token, depth, cap, phase, model = np.array(self._rows, dtype=np.int64).T
+        return Tokens(sequence, position, token, depth, cap, phase, model, np.array(self._kept, dtype=bool))
+
+    def signal(self) -> Floats:
+        """[tokens, most probes of either model]; NaN where a model has fewer or read none."""
+        widest = max(len(values) for values in self._signal)
+        return np.array([np.pad(values, (0, widest - len(values)), constant_values=np.nan) for values in self._signal])
+
+
+class Seat:
+    """One partner's session; ``model`` is its index in the record, ``sequences`` the numbers of its rows.
+
+    ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` what opening the session executed.
+    ``head``, ``last``: phases of the prompts' positions before the last, and of the last.
+    """
+
+    def __init__(
+        self, partner: Partner, model: int, log: Log, sequences: Sequence[int], prompts: Sequence[Prompt],
+        head: int, last: int,
+    ):  # fmt: skip
+        self.partner, self.model, self.sequences = partner, model, list(sequences)
+        self._log, probes = log, len(partner.point.probes)
+        self.session, step = partner.decoder.start(prompts)
+        self.opening_work = self.work
+        self._before = [len(prompt.tokens) - 1 for prompt in prompts]
+        self._trail: list[list[int]] = []  # depths of the tokens held: what the next one is allowed follows from them
+        for row, (sequence, prompt, before) in enumerate(zip(self.sequences, prompts, self._before, strict=True)):
+            at_ceiling = np.full(before + 1, partner.point.ceiling)
+            depth, signal = at_ceiling.copy(), np.full((before + 1, probes), np.nan)
+            depth[-1], signal[-1] = step.depth[row, -1], step.signal[row, -1]
+            log.write(sequence, model, np.asarray(prompt.tokens), depth, at_ceiling, [head] * before + [last], signal)
+            self._trail.append(depth.tolist())
+        self.logits = self._readable(step)[:, -1]
+
+    @property
+    def length(self) -> Ints:
+        return self.session.length
+
+    @property
+    def work(self) -> Work | None:
+        """Executed so far; a copy."""
+        work = self.session.work
+        return None if work is None else work + Work.none(work.layers)
+
+    def feed(self, tokens: Ints, phase: Sequence[int]) -> Floats:
+        """Process ``tokens`` [rows, n] in chunks the decoder takes; ``phase`` [n]. Returns logits [rows, n, V]."""
+        widest = self.partner.decoder.capabilities.max_feed
+        pieces = range(0, tokens.shape[1], widest)
+        return np.concatenate([self._feed(tokens[:, i : i + widest], phase[i : i + widest]) for i in pieces], axis=1)
+
+    def rollback(self, length: Ints) -> None:
+        self.session.rollback(length)
+        for sequence, trail, held in zip(self.sequences, self._trail, length.tolist(), strict=True):
+            self._log.forget(sequence, self.model, held)
+            del trail[held:]
+
+    def drop(self, rows: Sequence[int]) -> None:
+        self.session.drop(np.array(rows, dtype=np.int64))
+        kept = [row for row in range(len(self.sequences)) if row not in set(rows)]
+        self.sequences = [self.sequences[row] for row in kept]
+        self._trail, self._before = [self._trail[row] for row in kept], [self._before[row] for row in kept]
+
+    def close(self) -> None:
+        self.session.close()
+
+    def _feed(self, tokens: Ints, phase: Sequence[int]) -> Floats:
+        step = self.session.feed(tokens, self.partner.feed_depth(tokens.shape))
+        for row, sequence in enumerate(self.sequences):
+            cap = np.array([self._extend(row, depth) for depth in step.depth[row].tolist()], dtype=np.int64)
+            self._log.write(sequence, self.model, tokens[row], step.depth[row], cap, phase, step.signal[row])
+        return self._readable(step)
+
+    def _extend(self, row: int, depth: int) -> int:
+        """Lengthen a row's trail by one token; the cap it had."""
+        trail = self._trail[row]
+        cap = admission(self.partner.point, trail, self._before[row], len(trail)).cap
+        trail.append(depth)
+        return cap
+
+    def _readable(self, step: Step) -> Floats:
+        require_finite(torch.from_numpy(step.logits.max(axis=-1)), f"of model {self.model}")
+        return step.logits
+
+
+def require_one_vocabulary(first: Floats, second: Floats) -> None:
+    """Refuse logits [..., V] of different V: two decoders that do not speak of the same ids."""
+    if first.shape[-1] != second.shape[-1]:
+        raise BadArgument(
+            "vocabularies",
+            (first.shape[-1], second.shape[-1]),
+            "two models over the same ids",
+            "require_same_tokenizer says whether two loaded models fit",
+        )
+
+
+def by_model(small: Work | None, large: Work | None) -> dict[int, Work] | None:
+    """Work as a Record holds it; None unless both models count: half a sum would pass for the whole."""
+    return None if small is None or large is None else {0: small, 1: large}

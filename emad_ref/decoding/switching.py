@@ -1,0 +1,252 @@
+"""Entropy-adaptive decoding (EAD): a small and a large model take turns, token by token.
+
+    H_t  = −Σ p_i log₂ p_i                        of the logits that emit token t, before temperature, in bits
+    H̄_t  = mean of H over the last w tokens
+    next = large  if H̄_t ≥ τ and c ≥ d_min
+           small  if H̄_t < τ and c ≥ d_min
+           the current model otherwise
+
+Symbols: ``threshold_bits`` is τ, ``window`` w, ``least_run`` d_min, ``run`` c, the tokens the current model has emitted
+since it took over ("Dynamic Switching Mechanism"). The paper's ≥ and ≤ overlap at equality; here the large model wins.
+
+What the paper leaves open, as settled here: before w tokens are emitted, H̄_t is the mean of those there are. The
+window runs on across a switch: it holds the last w tokens, whichever model emitted them. H_t is known once token t's
+logits are, so the decision it takes part in holds from token t + 1: no computed distribution is thrown away.
+
+The prompt is read by the model that starts. A model that takes over first processes every token it has not seen, in
+one chunked forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step. The output is
+neither model's own: EAD promises no exactness. Cost is not judged here, only recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from emad_ref.decoding.pair import Log, Partner, Seat, by_model, entropy_bits, require_one_vocabulary
+from emad_ref.decoding.sampling import Sampler
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Prompt
+from emad_ref.record import CATCH_UP, DECODE, PROMPT, Floats, Ints, Record, StopReason, Work
+
+MODELS: tuple[str, ...] = ("small", "large")
+SMALL, LARGE = range(len(MODELS))
+
+
+@dataclass(frozen=True)
+class SwitchingRule:
+    """τ in bits, w and d_min in tokens (the paper's defaults), and the model that starts, ``SMALL`` or ``LARGE``.
+
+    Raises:
+        BadArgument: τ < 0 or not a number, w or d_min < 1, another model.
+    """
+
+    threshold_bits: float
+    window: int = 5
+    least_run: int = 10
+    start: int = LARGE
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.threshold_bits < math.inf:
+            raise BadArgument("threshold_bits", self.threshold_bits, "a finite number of bits ≥ 0")
+        for name in ("window", "least_run"):
+            if getattr(self, name) < 1:
+                raise BadArgument(name, getattr(self, name), "at least one token")
+        if self.start not in (SMALL, LARGE):
+            raise BadArgument("start", self.start, f"{SMALL} (small) or {LARGE} (large)")
+
+    def next_model(self, rolling_bits: float, current: int, run: int) -> int:
+        """The model of token t + 1, given H̄_t and that ``current`` has emitted ``run`` tokens since it took over."""
+        if run < self.least_run:
+            return current
+        return LARGE if rolling_bits >= self.threshold_bits else SMALL
+
+    def models(self, entropies_bits: Sequence[float]) -> Ints:
+        """int64 [T + 1]: the models of tokens 1 … T + 1, from the entropies [T] of tokens 1 … T."""
+        chosen, run = [self.start], 0
+        for mean in rolling_means(entropies_bits, self.window).tolist():
+            following = self.next_model(mean, chosen[-1], run + 1)
+            run = run + 1 if following == chosen[-1] else 0
+            chosen.append(following)
+        return np.array(chosen, dtype=np.int64)
+
+
+def rolling_mean(entropies_bits: Sequence[float], window: int) -> float:
+    """H̄_t, bits, from the entropies of tokens 1 … t (t ≥ 1)."""
+    last = entropies_bits[-window:]
+    return sum(last) / len(last)
+
+
+def rolling_means(entropies_bits: Sequence[float], window: int) -> Floats:
+    """H̄_1 … H̄_T, bits, float64 [T], from the entropies [T] of one text."""
+    ends = range(1, len(entropies_bits) + 1)
+    return np.array([rolling_mean(entropies_bits[max(0, end - window) : end], window) for end in ends])
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+class Switched:
+    """What a run emitted and by whom; in ``record`` model 0 is the small one, 1 the large one.
+
+    ``model``, ``entropy_bits``, ``rolling_bits``: one array per sequence, an entry per emitted token.
+    ``opening_work``: the part of ``record.work`` spent on opening with the prompts, their last positions included.
+    """
+
+    record: Record
+    model: list[Ints]
+    entropy_bits: list[Floats]
+    rolling_bits: list[Floats]
+    opening_work: dict[int, Work] | None
+
+    @property
+    def switches(self) -> Ints:
+        """int64 [sequences] changes of model between emitted tokens."""
+        return np.array([np.count_nonzero(np.diff(models)) for models in self.model], dtype=np.int64)
+
+    @property
+    def large_share(self) -> float:
+        """Share of all emitted tokens that the large model emitted (EAD-H1's token share)."""
+        return float(np.concatenate(self.model).mean())
+
+    @property
+    def catch_up_tokens(self) -> Ints:
+        """int64 [2] tokens the small and the large model processed only to take over, the prompt's among them."""
+        tokens = self.record.tokens
+        return np.bincount(tokens.model[tokens.phase == CATCH_UP], minlength=len(MODELS))
+
+
+def switch(
+    small: Partner,
+    large: Partner,
+    rule: SwitchingRule,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    *,
+    stop: frozenset[int] = frozenset(),
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Switched:
+    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
+
+    Every prompt has a pair of sessions of its own, one after the other: rows switch at times of their own, and a feed
+    of the protocol moves all rows of a session at once. So a row is what it would be alone, and a batch saves no time.
+
+    Raises:
+        BadArgument: no prompt, max_new < 1, a threshold above log₂ V, vocabularies of different sizes, and what the
+            decoders refuse.
+        NotFinite: logits hold NaN or +inf.
+    """
+    if max_new < 1:
+        raise BadArgument("max_new", max_new, "at least one new token")
+    if len(prompts) == 0:
+        raise BadArgument("prompts", [], "at least one prompt")
+    log, sampler = Log(), Sampler(len(prompts), temperature, seed)
+    rows = [_Row(number, prompt, (small, large), rule, log) for number, prompt in enumerate(prompts)]
+    for row in rows:
+        row.decode(sampler, max_new, stop)
+    return Switched(
+        record=Record(
+            tokens=log.tokens(),
+            signal=log.signal(),
+            emitted=[np.array(row.history[len(row.prompt.tokens) :], dtype=np.int64) for row in rows],
+            stop=[row.reason for row in rows],
+            work=_total((small, large), [row.work for row in rows]),
+        ),
+        model=[np.array(row.model, dtype=np.int64) for row in rows],
+        entropy_bits=[np.array(row.entropy_bits) for row in rows],
+        rolling_bits=[np.array(row.rolling_bits) for row in rows],
+        opening_work=_total((small, large), [row.opening_work for row in rows]),
+    )
+
+
+@dataclass
+class _Row:
+    """One sequence under way; ``history`` is the prompt and all emitted tokens."""
+
+    number: int
+    prompt: Prompt
+    partners: tuple[Partner, Partner]
+    rule: SwitchingRule
+    log: Log
+    history: list[int] = field(default_factory=list)
+    model: list[int] = field(default_factory=list)
+    entropy_bits: list[float] = field(default_factory=list)
+    rolling_bits: list[float] = field(default_factory=list)
+    reason: StopReason = "length"
+    seats: dict[int, Seat] = field(default_factory=dict)
+    work: dict[int, Work | None] = field(default_factory=dict)
+    opening_work: dict[int, Work | None] = field(default_factory=dict)
+
+    def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> None:
+        with ExitStack() as sessions:
+            current, run = self.rule.start, 0
+            seat = self._open(sessions, current, self.prompt, PROMPT, DECODE)
+            self.opening_work[current] = seat.opening_work
+            self.history, logits = list(map(int, self.prompt.tokens)), seat.logits
+            _require_reachable(self.rule, logits.shape[-1])
+            while True:
+                self._emit(logits, current, sampler)
+                if self.history[-1] in stop:
+                    self.reason = "stop token"
+                if self.reason == "stop token" or len(self.model) == max_new:
+                    break
+                following = self.rule.next_model(self.rolling_bits[-1], current, run + 1)
+                current, run = following, run + 1 if following == current else 0
+                logits = self._read_on(sessions, current, logits)
+            self.work = {model: seat.work for model, seat in self.seats.items()}
+
+    def _emit(self, logits: Floats, current: int, sampler: Sampler) -> None:
+        self.model.append(current)
+        self.entropy_bits.append(float(entropy_bits(logits)[0]))
+        self.rolling_bits.append(rolling_mean(self.entropy_bits, self.rule.window))
+        self.history.append(int(sampler.pick(torch.from_numpy(logits), [self.number])))
+
+    def _read_on(self, sessions: ExitStack, current: int, former: Floats) -> Floats:
+        """Logits [1, V] of ``current`` after the whole history: one token, or all it has not seen."""
+        if current not in self.seats:
+            # a model that decides depth decides it for every token after the prompt, whoever emitted that token
+            undecided = self.partners[current].undecided
+            known = np.array(self.history[: len(self.prompt.tokens)] if undecided else self.history, dtype=np.int64)
+            last = CATCH_UP if len(known) < len(self.history) else DECODE
+            opened = self._open(sessions, current, replace(self.prompt, tokens=known), CATCH_UP, last)
+            require_one_vocabulary(former, opened.logits)
+        seat = self.seats[current]
+        unseen = np.array([self.history[int(seat.length[0]) :]], dtype=np.int64)
+        if unseen.size == 0:
+            return seat.logits
+        logits = seat.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE])[:, -1]
+        seat.session.commit(seat.length)  # EAD takes nothing back
+        return logits
+
+    def _open(self, sessions: ExitStack, model: int, prompt: Prompt, head: int, last: int) -> Seat:
+        seat = Seat(self.partners[model], model, self.log, [self.number], [prompt], head, last)
+        sessions.callback(seat.close)
+        self.seats[model] = seat
+        return seat
+
+
+def _require_reachable(rule: SwitchingRule, vocabulary: int) -> None:
+    if rule.threshold_bits > math.log2(vocabulary):
+        raise BadArgument(
+            "threshold_bits",
+            rule.threshold_bits,
+            f"at most log₂ V = {math.log2(vocabulary):.4f} bits",
+            f"no distribution over {vocabulary} tokens has more; is it in nats, or for another vocabulary?",
+        )
+
+
+def _total(partners: tuple[Partner, Partner], spent: Sequence[dict[int, Work | None]]) -> dict[int, Work] | None:
+    """Work of all rows by model, zero for a model no row opened; None unless both decoders count."""
+    if not all(partner.decoder.capabilities.counted for partner in partners):
+        return None
+    totals = [Work.none(partner.point.layers) for partner in partners]
+    for row in spent:
+        for model, work in row.items():
+            if work is None:
+                return None
+            totals[model] += work
+    return by_model(*totals)

@@ -1,0 +1,484 @@
+"""Joules per generated token, from NVIDIA's management library (NVML); or the reason why there is no number.
+
+    J / token = (E(stop) − E(start)) / tokens generated between,    per window, arms side by side in pairs
+
+The measure of EMAD-N1; the paper itself measures latency and FLOPs only. E is the device's energy counter (millijoules
+since the driver was loaded; Volta and newer). Where it is missing, power is sampled and integrated: NVML's reading is
+instantaneous up to and including the A100 and averages the last second on newer parts. ``source`` says which was used:
+they are not the same instrument.
+
+A window repeats requests for at least ``min_seconds``, 5 s by default: both sources move in steps of up to a tenth of a
+second, 2 % of that. The device is waited for before both readings, so that work handed over late is charged to whoever
+handed it over. A window is *spoiled*, and its pair measured again, if the clocks were throttled, another process was
+on the device, or the counter did not rise. Processes are listed before and after a window: one that comes and goes
+within it is not seen.
+
+The device is found by its UUID. NVML numbers all boards of a machine, CUDA those that CUDA_VISIBLE_DEVICES left it, in
+an order of its own: index 0 here is another board than index 0 there, and reads just as plausibly.
+
+Absent is not zero: ``Unmeasured`` with a reason, never 0 J. The module knows no model and no framework; ``pynvml``
+(package nvidia-ml-py, extra ``gpu``) is imported when a device is opened, and everything else sees only ``Counter``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.record import Floats, Ints
+
+Source = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s"]
+Arm = Callable[[int, int], int]  # (pair, request of the window) → tokens it generated
+
+SAMPLE_SECONDS = 0.05  # between power readings; sensors refresh every 15–100 ms
+AVERAGED_SECONDS = 1.0  # what a reading covers after GA100
+GA100 = (8, 0)  # the newest compute capability whose power readings are instantaneous
+
+# Clock event reasons that change what a token costs. Idling, clocks set by a person and boards in step are no fault.
+SLOWDOWNS: dict[int, str] = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}
+
+# NVML's error numbers, in the words of somebody who wants to know why there is no number. Others keep NVML's text.
+FAILURES: dict[int, str] = {
+    3: "not supported by this device",
+    4: "no permission to read the device",
+    6: "no device has this UUID",
+    9: "no NVML device: the NVIDIA driver is not loaded",
+    12: "no NVML device: the driver's library is not on this machine",
+    13: "not offered by this driver",
+    15: "the device was lost",
+    18: "driver and its library differ in version; reload the driver",
+}
+ABSENT = frozenset({3, 13})  # another way of reading may still work
+
+
+class Unreadable(EmadError):
+    """The device cannot be read at all: no further window will help. ``code`` is NVML's, None where it is not."""
+
+    def __init__(self, reason: str, code: int | None = None):
+        self.reason, self.code = reason, code
+        super().__init__(reason)
+
+
+class Spoiled(EmadError):
+    """This window measured something else than the request; another one may be good."""
+
+
+@dataclass(frozen=True)
+class Unmeasured:
+    """Why there is no number; goes into a verdict ``unmeasured`` as its reason."""
+
+    reason: str
+
+
+class Counter(Protocol):
+    """What one device says at this moment. Every method raises ``Unreadable`` where it cannot say it."""
+
+    device: str  # name and UUID
+    source: Source
+
+    def energy_mj(self) -> int: ...  # since the driver was loaded; asked only of an energy counter
+    def power_mw(self) -> int: ...
+    def slowdowns(self) -> int: ...  # bit mask of clock event reasons
+    def processes(self) -> frozenset[int]: ...  # every process with a context on the device
+
+
+@dataclass(frozen=True)
+class Window:
+    """One good window."""
+
+    energy_j: float
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Energies:
+    """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that led each pair.
+
+    ``spoiled`` tells why windows were thrown away, ``caveats`` what could not be checked.
+    """
+
+    joules: dict[str, Floats]
+    seconds: dict[str, Floats]
+    tokens: dict[str, Ints]
+    first: tuple[str, ...]
+    source: Source
+    device: str
+    spoiled: tuple[str, ...]
+    caveats: tuple[str, ...]
+
+    def joules_per_token(self, arm: str, *, idle_w: float = 0.0) -> Floats:
+        """[pairs] J per generated token; above an idle draw of ``idle_w`` watts (``idle_power_w``) where it is given.
+
+        EMAD-N1 is judged without it: a device that waits for its next token has to be paid for.
+
+        Raises:
+            BadArgument: an unknown arm, or an idle draw that is negative or not below what every window drew.
+        """
+        if arm not in self.joules:
+            raise BadArgument("arm", arm, f"one of {sorted(self.joules)}")
+        above = self.joules[arm] - idle_w * self.seconds[arm]
+        if not (idle_w >= 0 and (above > 0).all()):
+            raise BadArgument("idle_w", idle_w, "watts ≥ 0 and below every window's mean power", "measure it again")
+        return above / self.tokens[arm]
+
+
+def paired(
+    arms: Mapping[str, Arm],
+    pairs: int,
+    rng: np.random.Generator,
+    counter: Counter | Unmeasured,
+    *,
+    min_seconds: float = 5.0,
+    warm_up: int = 1,
+    spare: int = 5,
+    own: frozenset[int] | None = None,
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Energies | Unmeasured:
+    """Measure every arm once per pair, side by side, in random order.
+
+    Args:
+        arms: name → callable; it gets the numbers of the pair and of the request within its window, chooses the input
+            by them and returns how many tokens it generated, ≥ 1. The same numbers mean the same input for every arm; a
+            faster arm gets further.
+        pairs: pairs wanted, ≥ 1.
+        rng: the order of the arms.
+        counter: from ``nvml``; ``Unmeasured`` comes back as it is, so that the caller need not look.
+        min_seconds: shortest window.
+        warm_up: requests of each arm before anything is measured, numbered as pair −1.
+        spare: how many pairs may be spoiled. One spoiled window spoils its pair: both arms saw the same conditions or
+            neither counts. When all are used up, what was measured until then is returned.
+        own: processes that belong to the decoder, this one alone by default. Inside a container NVML may list it under
+            its number outside: then the only process listed is taken to be it, and ``caveats`` says so.
+        synchronize: waits for the device.
+        clock: wall clock in seconds.
+
+    Returns:
+        ``Energies`` of 1 to ``pairs`` pairs; ``Unmeasured`` where the device cannot be read or no pair was good.
+
+    Raises:
+        BadArgument: fewer than two arms; a count that is too small; an arm that generated no token.
+    """
+    _check(arms, pairs, min_seconds, warm_up, spare)
+    if isinstance(counter, Unmeasured):
+        return counter
+    for request in range(warm_up):
+        for name, arm in arms.items():
+            _generated(name, arm, -1, request)
+    names = list(arms)
+    good: list[dict[str, Window]] = []
+    first: list[str] = []
+    spoiled: list[str] = []
+    leaders = rng.permutation(np.arange(pairs) % len(names))
+    try:
+        ours, caveats = _ours(counter, own)
+        while len(good) < pairs and len(spoiled) <= spare:
+            pair, leader = len(good) + len(spoiled), leaders[len(good)]
+            order = names[leader:] + names[:leader]
+            measure = partial(window, counter, min_seconds=min_seconds, own=ours, synchronize=synchronize, clock=clock)
+            try:
+                windows = {name: measure(partial(_generated, name, arms[name], pair)) for name in order}
+            except Spoiled as why:
+                spoiled.append(str(why))
+            else:
+                good.append(windows)
+                first.append(order[0])
+    except Unreadable as why:
+        return Unmeasured(why.reason)
+    if not good:
+        return Unmeasured(f"none of {len(spoiled)} pairs of windows was clean; the last: {spoiled[-1]}")
+    return Energies(
+        joules={name: np.array([windows[name].energy_j for windows in good]) for name in names},
+        seconds={name: np.array([windows[name].seconds for windows in good]) for name in names},
+        tokens={name: np.array([windows[name].tokens for windows in good]) for name in names},
+        first=tuple(first),
+        source=counter.source,
+        device=counter.device,
+        spoiled=tuple(spoiled),
+        caveats=caveats,
+    )
+
+
+def window(
+    counter: Counter,
+    request: Callable[[int], int],
+    *,
+    min_seconds: float = 5.0,
+    own: frozenset[int],
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Window:
+    """Repeat ``request`` (number → tokens) until ``min_seconds`` have passed, between two readings.
+
+    Raises:
+        Spoiled: throttled, shared with another process, or a counter that did not rise.
+        Unreadable: as the counter does.
+    """
+    synchronize()
+    listed = counter.processes()
+    meter = _METERS[counter.source](counter, clock)
+    slowed, tokens, requests = counter.slowdowns(), 0, 0
+    meter.start()
+    start = clock()
+    try:
+        while (stop := clock()) - start < min_seconds:
+            tokens += request(requests)
+            requests += 1
+            synchronize()  # per request, else a queue of work not yet done would fill the time
+            slowed |= counter.slowdowns()
+    finally:
+        meter.stop()
+    _refuse(slowed, (listed | counter.processes()) - own)
+    return Window(meter.joules(start, stop), stop - start, tokens)
+
+
+def idle_power_w(
+    counter: Counter | Unmeasured,
+    *,
+    seconds: float = 5.0,
+    own: frozenset[int] | None = None,
+    synchronize: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float | Unmeasured:
+    """Mean power in watts while nothing is asked of the device: model loaded, clocks as they fall."""
+    if isinstance(counter, Unmeasured):
+        return counter
+
+    def wait(_: int) -> int:
+        sleep(seconds)
+        return 0
+
+    try:
+        ours, _ = _ours(counter, own)
+        idle = window(counter, wait, min_seconds=seconds, own=ours, synchronize=synchronize, clock=clock)
+    except (Spoiled, Unreadable) as why:
+        return Unmeasured(str(why))
+    return idle.energy_j / idle.seconds
+
+
+def _ours(counter: Counter, own: frozenset[int] | None) -> tuple[frozenset[int], tuple[str, ...]]:
+    """The processes that may be on the device, and what of that was assumed.
+
+    The decoder is loaded, so one of the processes listed is ours even where its number is not. A single unknown one is
+    taken to be it, once and for all windows; of several nobody can say which.
+    """
+    own, listed = frozenset({os.getpid()}) if own is None else own, counter.processes()
+    if not listed:
+        return own, ("NVML lists no process, not even this one: sharing cannot be ruled out",)
+    if len(listed) == 1 and not listed & own:
+        return own | listed, (f"process {min(listed)}, alone on the device, is taken to be this one seen from outside",)
+    return own, ()
+
+
+def _refuse(slowed: int, foreign: frozenset[int]) -> None:
+    reasons = [name for bit, name in SLOWDOWNS.items() if slowed & bit]
+    if reasons:
+        raise Spoiled(f"clocks throttled: {', '.join(reasons)}")
+    if foreign:
+        raise Spoiled(f"other processes on the device: {', '.join(map(str, sorted(foreign)))}")
+
+
+def _generated(name: str, arm: Arm, pair: int, request: int) -> int:
+    tokens = arm(pair, request)
+    if tokens < 1:
+        raise BadArgument(f"tokens of {name}", tokens, "at least 1 per request", "return how many were generated")
+    return tokens
+
+
+def _check(arms: Mapping[str, Arm], pairs: int, min_seconds: float, warm_up: int, spare: int) -> None:
+    if len(arms) < 2:
+        raise BadArgument("arms", sorted(arms), "at least two arms", "joules alone say nothing across machines")
+    for name, value, least in (("pairs", pairs, 1), ("warm_up", warm_up, 0), ("spare", spare, 0)):
+        if value < least:
+            raise BadArgument(name, value, f"at least {least}")
+    if not min_seconds > 0:
+        raise BadArgument("min_seconds", min_seconds, "a positive time", "5 s is what the counters' steps ask for")
+
+
+class _CounterMeter:
+    """Two readings of the energy counter."""
+
+    def __init__(self, counter: Counter, clock: Callable[[], float]):
+        self._counter = counter
+
+    def start(self) -> None:
+        self._start_mj = self._counter.energy_mj()
+
+    def stop(self) -> None:
+        self._stop_mj = self._counter.energy_mj()
+
+    def joules(self, start: float, stop: float) -> float:
+        used = self._stop_mj - self._start_mj
+        if used < 0:
+            raise Spoiled(f"the energy counter went back by {-used} mJ: device reset or driver reloaded")
+        if used == 0:
+            raise Spoiled("the energy counter stood still")
+        return used / 1000
+
+
+class _PowerMeter:
+    """Power readings from a thread of their own: at the ends of requests alone the device would look idle."""
+
+    def __init__(self, counter: Counter, clock: Callable[[], float]):
+        self._counter, self._clock = counter, clock
+        self._readings: list[tuple[float, int]] = []
+        self._failure: Unreadable | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="power readings", daemon=True)
+
+    def _sample(self) -> None:
+        try:
+            while True:
+                self._readings.append((self._clock(), self._counter.power_mw()))
+                if self._over.wait(SAMPLE_SECONDS):
+                    return
+        except Unreadable as why:
+            self._failure = why
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def joules(self, start: float, stop: float) -> float:
+        if self._failure is not None:
+            raise self._failure
+        lag = AVERAGED_SECONDS if self._counter.source == "power, averaged over 1 s" else 0.0
+        return integrated_j(self._readings, start, stop, lag)
+
+
+_METERS: dict[Source, Callable[[Counter, Callable[[], float]], _CounterMeter | _PowerMeter]] = {
+    "energy counter": _CounterMeter,
+    "power, instantaneous": _PowerMeter,
+    "power, averaged over 1 s": _PowerMeter,
+}
+
+
+def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: float, lag: float) -> float:
+    """Joules between ``start`` and ``stop`` (seconds) from ``readings`` (seconds, milliwatts).
+
+    Mean power by the trapezoidal rule over the readings that speak of the window only, times its length. A reading
+    that averages the last ``lag`` seconds speaks of the time before the window until ``start + lag``.
+
+    Raises:
+        Spoiled: fewer than two such readings, or no power in them.
+    """
+    inside = np.array([reading for reading in readings if start + lag <= reading[0] <= stop], dtype=np.float64)
+    if len(inside) < 2:
+        raise Spoiled(f"{len(inside)} power readings in {stop - start:.3g} s, at least 2 are needed")
+    at, power_w = inside[:, 0], inside[:, 1] / 1000
+    mean_w = float(np.trapezoid(power_w, at) / (at[-1] - at[0]))
+    if not mean_w > 0:
+        raise Spoiled("the power readings are all zero")
+    return mean_w * (stop - start)
+
+
+class _Nvml:
+    """``Counter`` over ``pynvml``; every NVML error leaves as ``Unreadable``."""
+
+    def __init__(self, pynvml: Any, uuid: str):
+        self._pynvml = pynvml
+        self._handle = self._call("nvmlDeviceGetHandleByUUID", uuid)
+        self.device = f"{self._call('nvmlDeviceGetName', self._handle)} ({uuid})"
+        self.source: Source = self._find_source()
+
+    def _call(self, function: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._pynvml, function)(*arguments)
+        except self._pynvml.NVMLError as error:
+            raise _unreadable(error, function) from error
+
+    def _find_source(self) -> Source:
+        try:
+            self.energy_mj()
+        except Unreadable as why:
+            if why.code not in ABSENT:
+                raise
+            self.power_mw()  # neither: its reason is the answer
+            capability = self._call("nvmlDeviceGetCudaComputeCapability", self._handle)
+            return "power, averaged over 1 s" if tuple(capability) > GA100 else "power, instantaneous"
+        return "energy counter"
+
+    def energy_mj(self) -> int:
+        return int(self._call("nvmlDeviceGetTotalEnergyConsumption", self._handle))
+
+    def power_mw(self) -> int:
+        return int(self._call("nvmlDeviceGetPowerUsage", self._handle))
+
+    def slowdowns(self) -> int:
+        try:
+            return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", self._handle))
+        except Unreadable as why:
+            if why.code not in ABSENT:
+                raise
+            # The name before driver 535, with the same bits.
+            return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", self._handle))
+
+    def processes(self) -> frozenset[int]:
+        # Graphics clients too: what they draw comes out of the same counter.
+        kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+        return frozenset(int(process.pid) for kind in kinds for process in self._call(kind, self._handle))
+
+
+def _unreadable(error: Any, function: str) -> Unreadable:
+    code = int(error.value)
+    known = FAILURES.get(code, f"NVML error {code}, {error}")
+    return Unreadable(known if known.startswith("no NVML device") else f"{function}: {known}", code)
+
+
+@contextmanager
+def nvml(uuid: str | None) -> Iterator[Counter | Unmeasured]:
+    """The device with this UUID, open while the context is; or why it cannot be read.
+
+    Args:
+        uuid: the device the decoder runs on, as its framework names it (``torch.cuda.get_device_properties(i).uuid``
+            as text; the prefix ``GPU-`` may be missing). None: the decoder runs on no GPU, and whatever another GPU of
+            the machine draws is not its energy. A slice of a board (MIG) has no counter of its own.
+    """
+    if uuid is None:
+        yield Unmeasured("no NVML device: the decoder runs on no GPU")
+        return
+    if uuid.startswith("MIG-"):
+        yield Unmeasured(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
+        return
+    try:
+        pynvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        yield Unmeasured("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        yield Unmeasured(_unreadable(error, "nvmlInit").reason)
+        return
+    try:
+        yield _opened(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _opened(pynvml: Any, uuid: str) -> Counter | Unmeasured:
+    try:
+        return _Nvml(pynvml, uuid)
+    except Unreadable as why:
+        return Unmeasured(f"{uuid}: {why.reason}")

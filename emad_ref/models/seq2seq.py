@@ -1,0 +1,427 @@
+"""T5 walked: the encoder once per source, the decoder one layer at a time, on the surface of ``Stepper``.
+
+    cache = stepper.open(sources)                        # encoder states [rows, s, D], computed here and only here
+    frame = stepper.frame(positions, cache)
+    hidden = stepper.embed(tokens, frame)                # [rows, n, D]
+    hidden = stepper.run(hidden, 0, j, frame, cache)     # h_j: the state after j decoder blocks
+    logits = stepper.logits(hidden)                      # lm_head(c · norm(h_j)), the readout at any depth
+
+c is D^-½ where the head is the embedding's table (T5), else 1 (v1.1). A block attends to its own earlier positions and
+to the source. K and V of the source depend on the encoder alone: a layer gets them for a row when the row first runs
+there, so layers that are never reached cost nothing, and a K/V-only pass (``fill``) owes nothing to the source. The
+relative position bias belongs to block 0 and serves all blocks: once per frame; cross-attention has none.
+
+Layers are the decoder's. The first decoding step of a row is the last position of its decoder prompt, which is as a
+rule the start token alone: position 0, whose logits give the first new token, is already subject to the rule.
+
+Sources may differ in length: they are padded on the right and masked, in the encoder and in cross-attention. The cache
+tallies what was executed for sources; no exits, no sampling here. Call under ``torch.inference_mode()``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from sys import maxsize
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import EncoderDecoderCache
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.anatomy import Anatomy
+from emad_ref.models.cache import Cache
+from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.stepper import CHECKED_ROWS, CHECKED_TOKENS, FIRST_TABLE, Frame, Stepper
+from emad_ref.record import Ints, Work
+
+T5 = Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What the encoder made of some sources.
+
+    ``states`` [rows, s, D], s the longest; ``lengths`` positions that are no padding, one per row.
+    """
+
+    states: Tensor
+    lengths: tuple[int, ...]
+
+    @property
+    def width(self) -> int:
+        """s: the keys that cross-attention is executed against, padding included."""
+        return self.states.shape[1]
+
+    def take(self, rows: Sequence[int]) -> Encoded:
+        return Encoded(self.states[list(rows)], tuple(self.lengths[row] for row in rows))
+
+
+class CrossLayer:
+    """K and V [rows, heads, s, d_kv] of the sources in one layer, for the session rows that have reached it."""
+
+    def __init__(self) -> None:
+        self._rows: tuple[int, ...] = ()
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+
+    @property
+    def rows(self) -> Ints:
+        """int64 [present] session rows held, ascending."""
+        return np.array(self._rows, dtype=np.int64)
+
+    def missing(self, rows: tuple[int, ...]) -> list[int]:
+        """Those of ``rows`` that are not held."""
+        return [] if rows == self._rows else [row for row in rows if row not in self._rows]
+
+    def add(self, rows: Sequence[int], keys: Tensor, values: Tensor) -> None:
+        """Hold these rows too."""
+        if self._keys is not None and self._values is not None:
+            keys, values = torch.cat([self._keys, keys]), torch.cat([self._values, values])
+        held = (*self._rows, *rows)
+        order = sorted(range(len(held)), key=held.__getitem__)
+        if order != list(range(len(held))):
+            keys, values = keys[order], values[order]
+        self._rows, self._keys, self._values = tuple(held[i] for i in order), keys, values
+
+    def keys(self, rows: tuple[int, ...]) -> Tensor:
+        """[rows, heads, s, d_kv] of held rows."""
+        return self._of(self._keys, rows)
+
+    def values(self, rows: tuple[int, ...]) -> Tensor:
+        """[rows, heads, s, d_kv] of held rows."""
+        return self._of(self._values, rows)
+
+    def keep(self, numbers: dict[int, int]) -> None:
+        """Hold only the rows that ``numbers`` names, each by its new number there; order must not change."""
+        places = [i for i, row in enumerate(self._rows) if row in numbers]
+        if len(places) < len(self._rows) and self._keys is not None and self._values is not None:
+            self._keys = self._keys[places] if places else None
+            self._values = self._values[places] if places else None
+        self._rows = tuple(numbers[self._rows[i]] for i in places)
+
+    def _of(self, held: Tensor | None, rows: tuple[int, ...]) -> Tensor:
+        assert held is not None, "a block runs after its cross-attention K and V were filled"
+        return held if rows == self._rows else held[[self._rows.index(row) for row in rows]]
+
+
+class SourceCache(Cache):
+    """K/V of one batch of decoders, what the encoder made of their sources, and a tally of what sources cost.
+
+    ``cross[i]`` holds the sources' K and V of layer i + 1. Executed so far, padding included, rows dropped since too:
+    ``encoder_tokens`` positions and ``encoder_context`` Σ queries × keys (per encoder layer) of the encoder;
+    ``cross_fills`` int64 [L] source positions projected to K and V, ``cross_context`` int64 [L] Σ queries × source
+    keys of the decoder's blocks.
+    """
+
+    def __init__(self, layers: int, rows: int, capacity: int, encoded: Encoded | None = None):
+        super().__init__(layers, rows, capacity)
+        self.encoded = encoded
+        self.cross = [CrossLayer() for _ in range(layers)]
+        self.cross_fills, self.cross_context = np.zeros(layers, dtype=np.int64), np.zeros(layers, dtype=np.int64)
+        self.encoder_tokens = 0 if encoded is None else rows * encoded.width
+        self.encoder_context = self.encoder_tokens * (0 if encoded is None else encoded.width)
+
+    def source_work(self) -> Work:
+        return replace(
+            super().source_work(),
+            cross_fills=self.cross_fills.copy(),
+            cross_context=self.cross_context.copy(),
+            encoder_tokens=self.encoder_tokens,
+            encoder_context=self.encoder_context,
+        )
+
+    def free(self, caps: Ints) -> None:
+        before = self._caps
+        super().free(caps)
+        if self._caps is before:
+            return
+        for own, cross in zip(self.layers, self.cross, strict=True):
+            cross.keep({row: row for row in own.rows.tolist()})
+
+    def drop(self, rows: Ints) -> None:
+        before = self.rows
+        super().drop(rows)
+        gone = set(np.atleast_1d(np.asarray(rows, dtype=np.int64)).tolist())
+        kept = [row for row in range(before) if row not in gone]
+        self.encoded = None if self.encoded is None else self.encoded.take(kept)
+        for cross in self.cross:
+            cross.keep({row: i for i, row in enumerate(kept)})
+
+
+class SourceFrame(Frame):
+    """A frame that also knows the sources of its rows. Made by ``Seq2SeqStepper.frame`` for one cache."""
+
+    def __init__(
+        self,
+        stepper: Seq2SeqStepper,
+        rows: tuple[int, ...],
+        starts: tuple[int, ...],
+        lengths: tuple[int, ...],
+        queries: int,
+        cache: SourceCache,
+    ):
+        super().__init__(stepper, rows, starts, lengths, queries, cached=True)
+        assert cache.encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
+        self._walker, self.cache = stepper, cache
+        bias = stepper.position_bias(self._distances())
+        self.block_arguments: dict[str, Any] = {
+            "attention_mask": self._mask(None),
+            "position_bias": bias,
+            # that it is there makes a block attend to a source; its values are read by ``_reach``, not by the block
+            "encoder_hidden_states": cache.encoded.states,
+            "encoder_attention_mask": self._source_mask(cache.encoded),
+            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], queries, cache.encoded.width),
+            "past_key_values": _Seen(cache, self),
+        }
+
+    def take(self, keep: Ints) -> SourceFrame:
+        plain = super().take(keep)
+        return SourceFrame(self._walker, plain.rows, plain.starts, plain.lengths, self.queries, self.cache)
+
+    def _distances(self) -> Tensor:
+        """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
+        here = self.slots() if self.start is None else self.slots()[:1]
+        return (here[:, :, None] - torch.arange(self.keys, device=here.device)).clamp_(min=0)
+
+    def _source_mask(self, encoded: Encoded) -> Tensor | None:
+        """Additive mask [rows, 1, 1, s]; None where no source is padded."""
+        lengths = [encoded.lengths[row] for row in self.rows]
+        if min(lengths) == encoded.width:
+            return None
+        seen = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
+        mask = torch.zeros(seen.shape, dtype=encoded.states.dtype)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(encoded.states.device)
+
+
+class _Own:
+    """Self-attention's half of the cache that a block sees: ``update`` stores and returns what to attend over."""
+
+    def __init__(self, cache: SourceCache, frame: SourceFrame):
+        self._layers, self._frame = cache.layers, frame
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return self._layers[layer_idx].write(keys, values, self._frame)
+
+
+class _Source:
+    """Cross-attention's half, one layer: K and V of the frame's rows."""
+
+    def __init__(self, layer: CrossLayer, rows: tuple[int, ...]):
+        self._layer, self._rows = layer, rows
+
+    @property
+    def keys(self) -> Tensor:
+        return self._layer.keys(self._rows)
+
+    @property
+    def values(self) -> Tensor:
+        return self._layer.values(self._rows)
+
+
+class _Seen(EncoderDecoderCache):
+    """What a T5 block sees as its cache; the block asks for this class, but only for the four names below."""
+
+    def __init__(self, cache: SourceCache, frame: SourceFrame):
+        self.self_attention_cache: Any = _Own(cache, frame)
+        self.cross_attention_cache: Any = SimpleNamespace(layers=[_Source(layer, frame.rows) for layer in cache.cross])
+        # the stepper fills cross-attention before it calls a block: T5 must never project the source itself
+        self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Read where a block makes its own position bias; ours is given."""
+        return 0
+
+
+class Seq2SeqStepper(Stepper):
+    """Walks one T5 on one device; everything is as in ``Stepper``, except that a cache belongs to sources.
+
+    ``model``: a ``T5ForConditionalGeneration`` in eval mode, T5 or v1.1, with sdpa or eager attention.
+    ``check``: compare full-depth logits with the model's own, over sources and decoder inputs of 2 rows.
+
+    Raises:
+        BadArgument: another family, training mode, several devices, another attention implementation.
+        ModelMismatch: the walk does not reproduce the model.
+    """
+
+    def __init__(self, model: Any, *, check: bool = True):
+        config = model.config
+        if config.model_type != "t5":
+            raise BadArgument("model_type", config.model_type, "t5", "Stepper walks decoder-only families")
+        self.model, self.config, self.anatomy = model, config, T5
+        self.geometry: Geometry = geometry_of(config)
+        self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
+        self.kernel: str = config._attn_implementation
+        self._require_usable(model)
+        decoder = model.get_decoder()
+        self._decoder_blocks = list(getattr(decoder, self.anatomy.blocks))
+        self._bias = self._decoder_blocks[0].layer[0].SelfAttention
+        self.kinds: tuple[str, ...] = ()  # what a plain Frame prepares for blocks; SourceFrame prepares its own
+        self.window, self.rotary = None, None
+        self._embedding, self._head = decoder.embed_tokens, model.get_output_embeddings()
+        self._final_norm = getattr(decoder, self.anatomy.final_norm)
+        self._project_in, self._positions, self.softcap = None, None, None
+        self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
+        self._buckets: Tensor | None = None
+        self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
+        if check:
+            self._compare_with_model()
+
+    @property
+    def max_positions(self) -> int:
+        """No table of positions ends: distances beyond the last bucket share it."""
+        return maxsize
+
+    def encode(self, sources: Sequence[Ints | None]) -> Encoded:
+        """Run the encoder over ``sources``, each int64 [s ≥ 1], padded on the right to the longest.
+
+        Raises:
+            BadArgument: no source, or one that is empty, of another shape or dtype, or outside the vocabulary.
+        """
+        checked = [self._checked_source(row, source) for row, source in enumerate(sources)]
+        if not checked:
+            raise BadArgument("sources", [], "at least one source")
+        lengths = tuple(len(source) for source in checked)
+        ids = np.zeros((len(checked), max(lengths)), dtype=np.int64)
+        for row, source in enumerate(checked):
+            ids[row, : lengths[row]] = source
+        present = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
+        mask = None if present.all() else torch.from_numpy(present.astype(np.int64)).to(self.device)
+        encoder = self.model.get_encoder()
+        states = encoder(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask).last_hidden_state
+        return Encoded(states, lengths)
+
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> SourceCache:
+        """An empty cache with one row per source; runs the encoder. Raises as ``encode``."""
+        return SourceCache(self.layers, len(sources), capacity, self.encode(sources))
+
+    def new_cache(self, rows: int, capacity: int = 256) -> SourceCache:
+        """A cache without sources: nothing can run on it; see ``open``."""
+        return SourceCache(self.layers, rows, capacity)
+
+    def frame(
+        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> SourceFrame:
+        """As ``Stepper.frame``; a cache from ``open`` is needed, for it holds the sources.
+
+        Raises:
+            BadArgument: other shapes or values, or a cache without sources.
+        """
+        if not isinstance(cache, SourceCache) or cache.encoded is None:
+            raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
+        plain = super().frame(positions, cache, rows, lengths)
+        return SourceFrame(self, plain.rows, plain.starts, plain.lengths, plain.queries, cache)
+
+    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+        """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
+
+        Rows that reach a layer for the first time have their source projected to its K and V.
+
+        Raises:
+            BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
+            MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
+        """
+        if not 0 <= first <= last <= self.layers:
+            raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {self.layers}")
+        frame, cache, encoded = _same_sources(frame, cache)
+        cache.require(first, last, frame)
+        for number in range(first, last):
+            self._reach(number, frame.rows, cache, encoded)
+            hidden = self._decoder_blocks[number](hidden, **frame.block_arguments)[0]
+        cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.width
+        return hidden
+
+    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+        """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
+
+        Executes the norm and the key and value projections of self-attention. Cross-attention owes nothing: its K and
+        V do not depend on the decoder.
+
+        Raises:
+            BadArgument: no such layer, or a frame of another cache.
+            MissingEntry: as in ``run``.
+        """
+        if not 1 <= layer <= self.layers:
+            raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
+        frame, cache, _ = _same_sources(frame, cache)
+        cache.require(layer - 1, layer, frame)
+        part = self._decoder_blocks[layer - 1].layer[0]
+        keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(hidden))
+        cache.layers[layer - 1].write(keys, values, frame)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The head's input [..., D] of states [..., D] after any layer: final norm, and the scale of a tied head."""
+        normed: Tensor = self._final_norm(hidden)
+        return normed if self._scale is None else normed * self._scale
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Readout [..., V] of states [..., D] after any layer: final norm, scale of a tied head, head."""
+        return self._head(self.normed(hidden))
+
+    def position_bias(self, distances: Tensor) -> Tensor:
+        """[rows, heads, n, keys] bias on scores, of block 0, for int64 ``distances`` ≥ 0 [rows, n, keys]."""
+        return self._bias.relative_attention_bias(self._bucket_table(distances.shape[2])[distances]).permute(0, 3, 1, 2)
+
+    def _bucket_table(self, positions: int) -> Tensor:
+        """int64 [≥ positions] bucket of each distance: not a weight, so it may be kept between forwards."""
+        if self._buckets is None or len(self._buckets) < positions:
+            held = FIRST_TABLE // 2 if self._buckets is None else len(self._buckets)
+            # tensors made in inference mode cannot take part in a later forward outside it
+            with torch.inference_mode(False):
+                self._buckets = self._bias._relative_position_bucket(
+                    -torch.arange(max(positions, 2 * held), device=self.device),
+                    bidirectional=False,
+                    num_buckets=self._bias.relative_attention_num_buckets,
+                    max_distance=self._bias.relative_attention_max_distance,
+                )
+        return self._buckets
+
+    def _reach(self, number: int, rows: tuple[int, ...], cache: SourceCache, encoded: Encoded) -> None:
+        """Give the cross-attention of layer ``number`` + 1 the sources of the rows that are new to it."""
+        missing = cache.cross[number].missing(rows)
+        if not missing:
+            return
+        states = encoded.states if len(missing) == cache.rows else encoded.states[missing]
+        attention = self._decoder_blocks[number].layer[1].EncDecAttention
+        cache.cross[number].add(missing, *self._keys_and_values(attention, states))
+        cache.cross_fills[number] += len(missing) * encoded.width
+
+    def _keys_and_values(self, attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
+        """[rows, heads, n, d_kv] each, from [rows, n, D]."""
+        shape = (*states.shape[:2], -1, self.geometry.head_dim)
+        return attention.k(states).view(shape).transpose(1, 2), attention.v(states).view(shape).transpose(1, 2)
+
+    def _checked_source(self, row: int, given: Ints | None) -> Ints:
+        source: Ints = np.asarray(given)
+        if source.ndim != 1 or len(source) == 0 or source.dtype.kind not in "iu":
+            raise BadArgument(f"sources[{row}]", source.tolist(), "integers of shape [s ≥ 1]", "T5 reads a source")
+        bad = source[(source < 0) | (source >= self.vocabulary)]
+        if len(bad):
+            raise BadArgument(f"sources[{row}]", int(bad[0]), f"ids in 0–{self.vocabulary - 1}")
+        return source.astype(np.int64, copy=False)
+
+    @torch.inference_mode()
+    def _compare_with_model(self) -> None:
+        """One pass, and one cached step after a prompt, over sources of two lengths, against the model's own logits."""
+        ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
+        lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]
+        mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
+        read = ids.flip(1)
+        theirs = self.model(
+            input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
+        ).logits.double()
+        sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
+        self._require_same(self._full_depth(ids, 0, self.open(sources)), theirs)
+        cache = self.open(sources, CHECKED_TOKENS)
+        self._full_depth(ids[:, :-1], 0, cache)
+        self._require_same(self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:])
+
+
+def _same_sources(frame: Frame, cache: Cache | None) -> tuple[SourceFrame, SourceCache, Encoded]:
+    """``frame`` and ``cache`` as what they are, if they belong together."""
+    if not isinstance(frame, SourceFrame) or frame.cache is not cache or frame.cache.encoded is None:
+        raise BadArgument("cache", cache, "the cache that the frame was made for")
+    return frame, frame.cache, frame.cache.encoded

@@ -1,0 +1,122 @@
+"""Contrastive confidence: a deep readout minus what a shallower one already said (early-exit LLMs, "Contrastive").
+
+    H        {x : p_ℓ(x) ≥ α·max p_ℓ}, the plausible tokens           ``in_head``
+    p_LCD    softmax(log p_ℓ − log p_m), normalised over H
+    p_DCD    p_LCD on H, p_ℓ outside                                  ``contrasted``
+    c        top-1 minus top-2 of p_DCD
+
+p_ℓ is the expert, the readout of the layer reached; p_m the amateur, of a layer m < ℓ of the same token:
+
+    weighted   m = ⌊ℓ/2⌋
+    JSD        m = argmax over j ≤ m < ℓ of JSD(p_ℓ, p_m) / (ℓ − m), j the minimum exit layer
+
+p_DCD holds the mass 1 on H besides what p_ℓ has outside: it is a score. The authors' code scales p_LCD to the mass of H
+(``rescale``), which makes it a distribution. The smaller α, the more tokens of which neither layer thinks much decide:
+α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
+
+Distributions are given as logarithms [rows, V], over the whole vocabulary or over one and the same part of it. Where
+there is no amateur yet (JSD after layer j, any layer below j), the signal is NaN: no other rule stands in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from emad_ref.point import Confidence
+from emad_ref.readout.signals import Seen, margin, raised, require_finite, softmax_response
+
+Score = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], Seen]
+"""(parameters, layer ℓ, logits z_ℓ [rows, n], {m: z_m [rows, n]} of shallower layers) → signal [rows] and logits."""
+
+
+def in_head(log_p: Tensor, alpha: Tensor) -> Tensor:
+    """bool [rows, V]: p ≥ α·max p; ``alpha`` [rows], 0 takes every token."""
+    return log_p >= alpha.log()[:, None] + log_p.amax(dim=-1, keepdim=True)
+
+
+def head_share(confidence: Confidence, layer: int, logits: Tensor) -> Tensor:
+    """α, or α′ where a decay rate is given: [rows], for expert logits [rows, V] after ``layer``."""
+    response = softmax_response(logits)
+    if confidence.alpha_decay is None:
+        return torch.full_like(response, confidence.alpha)
+    return confidence.alpha / (1 + confidence.alpha_decay * layer) * (1 - response)
+
+
+def contrasted(log_p: Tensor, log_q: Tensor, head: Tensor, rescale: bool) -> Tensor:
+    """log p_DCD [rows, V] of the expert's and the amateur's log-probabilities, on ``head`` bool [rows, V] and off it.
+
+    ``rescale``: scale the part on the head set to its mass under p.
+    """
+    score = torch.log_softmax(torch.where(head, log_p - log_q, -torch.inf), dim=-1)
+    if rescale:
+        score = score + torch.where(head, log_p, -torch.inf).logsumexp(dim=-1, keepdim=True)
+    return torch.where(head, score, log_p)
+
+
+def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """JSD(p, q) = ½·KL(p ‖ m) + ½·KL(q ‖ m), m = ½(p + q), in nats: [..., V] → [...]; symmetric, 0 … ln 2."""
+    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
+    return (_divergence(log_p, log_m) + _divergence(log_q, log_m)) / 2
+
+
+def _divergence(log_p: Tensor, log_m: Tensor) -> Tensor:
+    # a token without probability adds nothing, and −inf − (−inf) is no number
+    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_m)).sum(dim=-1)
+
+
+def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:
+    """(m int64 [rows], log p_m [rows, V]): per row, the amateur of largest JSD per layer of distance to ``layer``."""
+    layers = torch.tensor(sorted(amateurs), device=log_p.device)
+    candidates = torch.stack([amateurs[m] for m in sorted(amateurs)])  # [candidates, rows, V]
+    per_layer = jensen_shannon_nats(log_p[None], candidates) / (layer - layers)[:, None]
+    best = per_layer.argmax(dim=0)
+    return layers[best], candidates[best, torch.arange(len(log_p), device=log_p.device)]
+
+
+def respond(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> Seen:
+    """Top-1 minus top-2 probability; emits p_ℓ. ``shallower`` is not asked."""
+    return _sound(Seen(softmax_response(logits), logits), layer)
+
+
+def weigh(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> Seen:
+    """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
+    if layer < confidence.minimum:
+        return _undefined(logits, layer)
+    return _against(confidence, layer, logits, _log_p(shallower[layer // 2]))
+
+
+def diverge(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> Seen:
+    """JSD contrast with one of the readouts since the minimum layer; NaN at that layer, where p_ℓ is emitted."""
+    if layer <= confidence.minimum:
+        return _undefined(logits, layer)
+    amateurs = {m: _log_p(z) for m, z in shallower.items() if confidence.minimum <= m < layer}
+    return _against(confidence, layer, logits, most_different(_log_p(logits), amateurs, layer)[1])
+
+
+SCORES: dict[str, Score] = {"softmax_response": respond, "weighted_contrast": weigh, "jsd_contrast": diverge}
+
+
+def _against(confidence: Confidence, layer: int, logits: Tensor, log_q: Tensor) -> Seen:
+    log_p = _log_p(logits)
+    head = in_head(log_p, head_share(confidence, layer, logits))
+    score = contrasted(log_p, log_q, head, confidence.rescale)
+    emitted = logits if confidence.emit == "expert" else score.to(logits.dtype)
+    return _sound(Seen(margin(score), emitted), layer)
+
+
+def _log_p(logits: Tensor) -> Tensor:
+    return torch.log_softmax(raised(logits), dim=-1)
+
+
+def _undefined(logits: Tensor, layer: int) -> Seen:
+    require_finite(logits.amax(dim=-1), f"after layer {layer}")
+    return Seen(torch.full_like(raised(logits[:, 0]), torch.nan), logits)
+
+
+def _sound(seen: Seen, layer: int) -> Seen:
+    require_finite(seen.signal, f"after layer {layer}")
+    return seen

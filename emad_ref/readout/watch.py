@@ -1,0 +1,70 @@
+"""What a decoding step reads at a probe: a signal per row, and the distribution to emit from if the row stops there.
+
+A watch belongs to one operating point. ``see`` reads the states after a probe layer and charges what it ran to the
+ledger; ``emit`` is the readout of rows that stop where nothing was read that they could emit from. A watch may remember
+what it saw at shallower probes of the same step: ``begin`` forgets it, ``keep`` drops the rows that stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint
+from emad_ref.readout.confidence import HeadWatch, confidence_watch
+from emad_ref.readout.estimate import Reader, reader_of
+from emad_ref.readout.signals import Seen, entropy_nats, require_finite, softmax_response
+from emad_ref.record import READOUTS, Work
+
+SIGNALS = {"entropy_nats": entropy_nats, "softmax_response": softmax_response}
+
+
+class Watch(Protocol):
+    def begin(self) -> None:
+        """A new step: forget what shallower probes showed."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        """Read states [rows, D] after ``point.probes[probe]``. Raises NotFinite."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Only these rows (int64 indices into those still running) go on to deeper probes."""
+
+    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        """Logits [..., V] of states [..., D] that stop after ``layer``."""
+
+
+class FullWatch(HeadWatch):
+    """A full softmax: its logits give any signal of one layer, and are what a row emits from."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        layer = self.point.probes[probe]
+        logits = self.emit(hidden, layer, work)
+        signal = SIGNALS[self.point.signal](logits)
+        require_finite(signal, f"after layer {layer}")
+        return Seen(signal, logits)
+
+
+class EstimateWatch(HeadWatch):
+    """An estimate of the entropy; the head is run once, where the row stops."""
+
+    def __init__(self, stepper: Stepper, point: OperatingPoint):
+        super().__init__(stepper, point)
+        self.reader: Reader = reader_of(stepper, point.estimator, point.probes)
+        self.kind = READOUTS.index(self.reader.kind)
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        layer = self.point.probes[probe]
+        work.readout_rows[self.kind, layer - 1] += len(hidden)
+        work.readout_macs[self.kind, layer - 1] += len(hidden) * self.reader.macs_per_row
+        signal = self.reader.read(hidden, probe).entropy_nats
+        require_finite(signal, f"after layer {layer}")
+        return Seen(signal, None)
+
+
+def watch_of(stepper: Stepper, point: OperatingPoint) -> Watch:
+    """The watch that a point asks for."""
+    if point.confidence is not None:
+        return confidence_watch(stepper, point)
+    return FullWatch(stepper, point) if point.estimator.kind == "full" else EstimateWatch(stepper, point)

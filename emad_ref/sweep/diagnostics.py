@@ -1,0 +1,58 @@
+"""Why a point behaves as it does: echo, agreement, depth by position, collapse; reported beside the verdicts.
+
+``echo``         share of tokens whose top-1 after layer ℓ is the token that was just read: what a tied unembedding says
+                 of a state that is still its own embedding, with low entropy and no foresight.
+``agreement``    AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 says nothing.
+``above_cap``    share of tokens whose depth without the monotone constraint would exceed what the constraint allows:
+                 late hard tokens, which the schedule cannot serve (EMAD, "Limitations").
+``collapse``     decided tokens before depth is down at the first probe.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.point import OperatingPoint
+from emad_ref.record import Floats
+from emad_ref.replay import depths
+from emad_ref.sweep.losses import tokens_before
+
+
+def echo_rate(trace: Trace) -> Floats:
+    """[L] share of tokens whose top-1 is the token just read."""
+    rates: Floats = (trace.top1 == trace.token[:, None]).mean(axis=0)
+    return rates
+
+
+def agreement_auroc(trace: Trace) -> Floats:
+    """[L] AUROC of low entropy for agreement with the last layer's top-1; NaN where all or none agree."""
+    agrees = trace.top1 == trace.top1[:, -1:]
+    return np.array(
+        [
+            roc_auc_score(agrees[:, layer], -trace.entropy_nats[:, layer])
+            if 0 < agrees[:, layer].mean() < 1
+            else np.nan
+            for layer in range(trace.layers)
+        ]
+    )
+
+
+def agreement_rate(trace: Trace) -> Floats:
+    """[L] share of tokens whose top-1 is already the last layer's."""
+    rates: Floats = (trace.top1 == trace.top1[:, -1:]).mean(axis=0)
+    return rates
+
+
+def above_cap(trace: Trace, point: OperatingPoint) -> Floats:
+    """[sequences] share of tokens whose unconstrained depth exceeds their depth under the monotone schedule."""
+    bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
+    return np.add.reduceat((free > bound).astype(float), trace.starts[:-1]) / trace.lengths
+
+
+def collapse(trace: Trace, point: OperatingPoint) -> float:
+    """Median over sequences of decided tokens before depth is at the first probe; inf where most never are."""
+    return float(np.median(tokens_before(trace, depths(trace, point), point.probes[0])))

@@ -1,0 +1,163 @@
+"""Tasks → one score per document, so that two operating points can be compared item by item.
+
+    full, adaptive = (evaluate_tasks(EmadLM(model, point=p), ["arc_easy"], data=folder)["arc_easy"] for p in points)
+    drop = full.scores - adaptive.scores          # paired: full.items == adaptive.items
+
+lm-eval builds the prompts, applies the filters and scores each document; means and spreads are taken here, from the
+documents. So WikiText, for which lm-eval gives no standard error, has one.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lm_eval.api.model import LM
+from lm_eval.evaluator import evaluate
+from lm_eval.tasks import TaskManager
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats, Ints
+from emad_ref.tasks.local import FOLDER
+
+FEWSHOT_SEED = 1234  # lm-eval's own: the same examples stand in the same prompts as in its published numbers
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """One task at one operating point.
+
+    ``metric`` and ``filter`` as lm-eval names them: the first of each in the task's definition.
+    ``scores``   float64 [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats.
+    ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
+    ``items``    sha256 per document, in order: results are paired only where these agree.
+    ``others``   the task's further metrics, float64 [n] by (metric, filter).
+    """
+
+    task: str
+    metric: str
+    filter: str
+    scores: Floats
+    items: tuple[str, ...]
+    tokens: Ints | None = None
+    units: Ints | None = None
+    others: dict[tuple[str, str], Floats] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.scores)
+
+    @property
+    def value(self) -> float:
+        """The metric as lm-eval reports it: the mean, or exp(Σ nats / Σ words)."""
+        if self.units is None:
+            return float(self.scores.mean())
+        return math.exp(self.scores.sum() / self.units.sum())
+
+    @property
+    def token_perplexity(self) -> float | None:
+        """exp(Σ nats / Σ tokens), or None where nothing is a perplexity."""
+        return None if self.tokens is None else math.exp(self.scores.sum() / self.tokens.sum())
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of ``value``, from the documents; None for one document, which has no spread.
+
+        A mean's is s/√n. A perplexity's is that of the ratio Σ nats / Σ words (linearised: residuals of each document
+        from the common rate), times the perplexity itself.
+        """
+        if self.n < 2:
+            return None
+        if self.units is None:
+            return float(self.scores.std(ddof=1) / math.sqrt(self.n))
+        rate = self.scores.sum() / self.units.sum()
+        residual = self.scores - rate * self.units
+        return float(self.value * math.sqrt(self.n / (self.n - 1) * (residual**2).sum()) / self.units.sum())
+
+
+def evaluate_tasks(
+    lm: LM, tasks: Sequence[str], *, data: Path | None = None, limit: int | None = None, run_code: bool = False
+) -> dict[str, TaskResult]:
+    """Results by task; a group (``hendrycks_math``) gives one per member.
+
+    ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder that
+    takes the hub's place, None asks the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
+    allows tasks that run generated programs.
+
+    Raises:
+        BadArgument: an unknown task, no tasks, a limit below 1, data that is missing or does not fit, or a task that
+            runs programs without leave.
+        TaskDataUnavailable: no data folder, and the hub does not give the data.
+    """
+    if limit is not None and limit < 1:
+        raise BadArgument("limit", limit, "a count of documents ≥ 1", "None takes all")
+    with _quiet():
+        loaded = task_manager(data).load(_known(tasks))
+    for name, task in loaded["tasks"].items():
+        if task.get_config("unsafe_code") and not run_code:
+            raise BadArgument("run_code", run_code, f"True for {name}", "it runs generated programs, in a sandbox")
+        if task.get_config("num_fewshot") is None:
+            task.set_config("num_fewshot", 0)
+        task.set_fewshot_seed(FEWSHOT_SEED)
+    with _quiet():
+        results = evaluate(
+            lm, loaded, limit=limit, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=run_code
+        )
+    return {name: _result(name, task, results["samples"][name], lm) for name, task in loaded["tasks"].items()}
+
+
+def task_manager(data: Path | None) -> TaskManager:
+    """lm-eval's task manager over our definitions alone (2 ms; with its own, 8 s)."""
+    metadata = {} if data is None else {"data": str(data)}
+    with _quiet():
+        return TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
+
+
+def task_names() -> tuple[str, ...]:
+    """Every name that ``evaluate_tasks`` takes: tasks, groups and tags."""
+    return tuple(task_manager(None).all_tasks)
+
+
+def _known(tasks: Sequence[str]) -> list[str]:
+    names = task_names()
+    unknown = [task for task in tasks if task not in names]
+    if unknown or not tasks:
+        raise BadArgument("tasks", unknown or list(tasks), f"some of {', '.join(names)}")
+    return list(tasks)
+
+
+def _result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM) -> TaskResult:
+    metric, chosen = task.config.metric_list[0]["metric"], samples[0]["filter"]
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for sample in sorted(samples, key=lambda sample: int(sample["doc_id"])):
+        rows.setdefault(sample["filter"], []).append(sample)
+    first = rows[chosen]
+    columns = {
+        (name, f): np.array([row[name] for row in rows[f]], dtype=np.float64)
+        for f in rows
+        for name in first[0]["metrics"]
+    }
+    main = columns.pop((metric, chosen))
+    items = tuple(str(row["doc_hash"]) for row in first)
+    if main.ndim == 1:
+        return TaskResult(task_name, metric, chosen, main, items, others=columns)
+    tokens = np.array([len(lm.tok_encode(row["arguments"][0][0])) for row in first], dtype=np.int64)
+    return TaskResult(task_name, metric, chosen, -main[:, 0], items, tokens=tokens, units=main[:, 1].astype(np.int64))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """lm-eval logs a warning for every definition and data folder it is given: nothing a user can act on."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

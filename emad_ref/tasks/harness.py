@@ -1,0 +1,583 @@
+"""Published tasks under adaptive depth: an lm-eval model over our decoders and an operating point.
+
+    simple_evaluate(model=EmadLM("emad-tiny", profile="profile.json", margin=0.1), tasks=[…])
+    python -m emad_ref.tasks.harness run --model emad --model_args pretrained=emad-tiny,profile=profile.json,margin=0.1
+        --tasks gsm8k --include_path …/emad_ref/tasks/local --metadata '{"data": "DIR"}' --device cpu
+
+The second line is lm-eval's own command with ``emad`` among its models: lm-eval 0.4.13 looks for models in its registry
+only, never in entry points, and importing this module is what registers ours. (It asks for cuda:0 unless told.)
+
+What is asked (lm-eval's three requests), and how depth enters (METHODS, "Depth and documents"): every request starts at
+the ceiling; context positions before the last run at it; the last context position is the first decision.
+
+``loglikelihood``          Σ log p(continuation | context), each token read at its depth D_t
+``loglikelihood_rolling``  the same over windows of up to ``max_length`` tokens, every token predicted once
+``generate_until``         greedy decoding up to a stop string, the end-of-text token or a length
+
+Scoring: the state of token t at ℓ ≤ D_t is the full model's (``calibration.trace``), so one batched teacher-forced pass
+that reads the probes and the ceiling, and a replay of the point over it, give what decoding token by token would. At
+full depth only the last layer is read. A foreign decoder, or a point that replay does not cover, is decoded token by
+token through its Session. Tokens, truncation and windows are those of lm-eval's ``hf`` model; padding is never seen by
+a rule, for it stands to the right of everything that is decided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from itertools import groupby
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from emad_ref.calibration.profile import load_profile
+from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, Trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import Loaded, load
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.readout.signals import entropy_nats, require_finite, softmax_response
+from emad_ref.record import Ints
+from emad_ref.replay import argmax_at, replay, sums
+from emad_ref.tasks.journal import Journal, digest_of
+
+log = logging.getLogger(__name__)
+
+Answer = tuple[float, bool]  # log-likelihood in nats, whether greedy decoding gives the same tokens
+Scorer = Callable[[Sequence["Forced"]], list[Answer]]
+T = TypeVar("T")
+
+NEW_TOKENS = 256  # where a task names no length; lm-eval's own default
+QUIET_SECONDS = 3.0  # work shorter than this shows no progress bar
+READERS = {"entropy_nats": entropy_nats, "softmax_response": softmax_response}  # signal → how a full readout gives it
+GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
+
+
+@dataclass(frozen=True)
+class Forced:
+    """One input to run once, and the continuations it decides.
+
+    ``tokens`` what is fed, the last target of a continuation excluded; ``adaptive_from`` the last context position;
+    ``lasts`` the last target of each continuation: those that differ in it alone, as options of one token do, share the
+    input.
+    """
+
+    tokens: tuple[int, ...]
+    adaptive_from: int
+    lasts: tuple[int, ...]
+
+    def targets(self, last: int) -> list[int]:
+        """Tokens predicted from ``adaptive_from`` on."""
+        return [*self.tokens[self.adaptive_from + 1 :], last]
+
+    @property
+    def decided(self) -> int:
+        return len(self.tokens) - self.adaptive_from
+
+
+# ---------------------------------------------------------------- scoring by one teacher-forced pass and replay
+
+
+def is_replayable(point: OperatingPoint) -> bool:
+    """Whether full readouts of the true states decide ``point``; other signals, estimators, copied states: decoded."""
+    recorded = point.signal in READERS and point.estimator == Estimator() and point.confidence is None
+    return recorded and point.schedule != "copying"
+
+
+def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:
+    """Answers of every input's continuations, in order, from one forward."""
+    trace = read_layers(stepper, point, batch)
+    at = replay(trace, point)
+    likelihood = -sums(trace, at.nll_nats)
+    hits = sums(trace, argmax_at(trace, at.depth) == trace.target)
+    return list(zip(likelihood.tolist(), (hits == trace.lengths).tolist(), strict=True))
+
+
+def layers_read(point: OperatingPoint) -> tuple[int, ...]:
+    """Layers whose readout ``point`` can ask for: probes and ceiling; all, where tokens may stop between probes."""
+    anywhere = point.schedule == "positional" or point.interpolate
+    return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
+
+
+@torch.inference_mode()
+def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> Trace:
+    """A trace, one sequence per continuation, that holds the layers ``point`` reads and NaN (top-1: −1) elsewhere.
+
+    The signal, the only one that the point compares, is read after its probes.
+
+    Raises:
+        NotFinite: logits hold NaN or infinity.
+    """
+    hidden, frame, decided = _embedded(stepper, batch)
+    rows, target = _readouts(batch)
+    columns: dict[str, Any] = {name: np.full((len(rows), point.layers), np.nan, dtype=np.float32) for name in COLUMNS}
+    columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
+    at = 0
+    for layer in layers_read(point):
+        hidden = stepper.run(hidden, at, layer, frame, None)
+        at = layer
+        signal = point.signal if layer in point.probes else None
+        for name, values in _read(stepper, hidden[decided], rows, target, layer, signal).items():
+            columns[name][:, layer - 1] = values
+    sequences = [forced for forced in batch for _ in forced.lasts]
+    return Trace(
+        **columns,
+        token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
+        target=target,
+        position=np.concatenate([np.arange(forced.adaptive_from, len(forced.tokens)) for forced in sequences]),
+        starts=np.concatenate([[0], np.cumsum([forced.decided for forced in sequences])]),
+        prompts=np.array([forced.adaptive_from for forced in sequences]),
+    )
+
+
+def _embedded(stepper: Stepper, batch: Sequence[Forced]) -> tuple[Tensor, Any, Tensor]:
+    """(h_0 [inputs, widest, D] padded on the right, its frame, which positions are decided)."""
+    lengths = np.array([len(forced.tokens) for forced in batch])
+    tokens = np.zeros((len(batch), lengths.max()), dtype=np.int64)
+    decided = np.zeros(tokens.shape, dtype=bool)
+    for row, forced in enumerate(batch):
+        tokens[row, : len(forced.tokens)] = forced.tokens
+        decided[row, forced.adaptive_from : len(forced.tokens)] = True
+    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), None, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
+    return hidden, frame, torch.from_numpy(decided).to(stepper.device)
+
+
+def _readouts(batch: Sequence[Forced]) -> tuple[Ints, Ints]:
+    """Per (continuation, target) the row among the decided positions of all inputs, and the target."""
+    rows, targets, start = [], [], 0
+    for forced in batch:
+        for last in forced.lasts:
+            rows.append(np.arange(start, start + forced.decided))
+            targets.append(np.array(forced.targets(last), dtype=np.int64))
+        start += forced.decided
+    return np.concatenate(rows), np.concatenate(targets)
+
+
+def _read(
+    stepper: Stepper, hidden: Tensor, rows: Ints, target: Ints, layer: int, signal: str | None
+) -> dict[str, NDArray[Any]]:
+    """Columns of a trace after ``layer``, one value per target; the head runs once per row of ``hidden`` [n, D].
+
+    In slices of rows, because the logits of a whole batch of windows would not fit: 8 × 2048 × 50,304 floats are 3 GB.
+    """
+    columns: dict[str, NDArray[Any]] = {}
+    for start in range(0, len(hidden), TOKENS_PER_BATCH):
+        logits = stepper.logits(hidden[start : start + TOKENS_PER_BATCH]).float()
+        here = np.flatnonzero((rows >= start) & (rows < start + TOKENS_PER_BATCH))
+        at = torch.from_numpy(rows[here] - start).to(logits.device)
+        wanted = torch.from_numpy(target[here]).to(logits.device)
+        for name, values in _columns(logits, at, wanted, layer, signal).items():
+            columns.setdefault(name, np.empty(len(rows), dtype=values.dtype))[here] = values
+    return columns
+
+
+def _columns(logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str | None) -> dict[str, NDArray[Any]]:
+    """Values of the readouts ``at`` [targets] in ``logits`` [rows, V]; the ``signal`` where a rule compares it."""
+    scale = torch.logsumexp(logits, dim=-1)
+    require_finite(scale, f"after layer {layer}")
+    best = logits.max(dim=-1)
+    columns = {
+        "nll_nats": (scale[at] - logits[at, wanted]).cpu().numpy(),
+        "top1": best.indices[at].int().cpu().numpy(),
+        "top1_probability": (best.values - scale)[at].exp().cpu().numpy(),
+    }
+    if signal is not None:
+        values = READERS[signal](logits)
+        require_finite(values, f"after layer {layer}")
+        columns[signal] = values[at].float().cpu().numpy()
+    return columns
+
+
+# ---------------------------------------------------------------- scoring by any decoder, token by token
+
+
+def decoded(decoder: Decoder, batch: Sequence[Forced]) -> list[Answer]:
+    """Answers of every input's continuations, in order, from one session fed token by token."""
+    session, step = decoder.start([Prompt(np.array(f.tokens[: f.adaptive_from + 1], dtype=np.int64)) for f in batch])
+    answers: list[list[Answer]] = [[] for _ in batch]
+    so_far: list[Answer] = [(0.0, True)] * len(batch)
+    alive = list(range(len(batch)))
+    try:
+        for offset in range(max(forced.decided for forced in batch)):
+            ended = []
+            for i, row in enumerate(alive):
+                forced, logits = batch[row], step.logits[i, -1]
+                if offset == forced.decided - 1:
+                    answers[row] = [_and(so_far[row], logits, last) for last in forced.lasts]
+                    ended.append(i)
+                else:
+                    so_far[row] = _and(so_far[row], logits, forced.tokens[forced.adaptive_from + offset + 1])
+            if len(ended) == len(alive):
+                break
+            if ended:
+                session.drop(np.array(ended))
+                alive = [row for i, row in enumerate(alive) if i not in set(ended)]
+            step = session.feed(np.array([[batch[row].tokens[batch[row].adaptive_from + offset + 1]] for row in alive]))
+    finally:
+        session.close()
+    return [answer for per_input in answers for answer in per_input]
+
+
+def _and(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
+    """An answer lengthened by one target under ``logits`` [V]."""
+    top = logits.max()
+    log_p = logits[target] - top - np.log(np.exp(logits - top).sum())
+    return so_far[0] + float(log_p), so_far[1] and int(logits.argmax()) == target
+
+
+# ---------------------------------------------------------------- generation
+
+
+def until(
+    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]
+) -> list[list[int]]:
+    """Greedy tokens of each prompt, up to ``end`` (left out), a text that ``stopped`` knows, or ``max_new``."""
+    session, step = decoder.start(prompts)
+    emitted: list[list[int]] = [[] for _ in prompts]
+    alive = list(range(len(prompts)))
+    try:
+        while True:
+            picked = step.logits[:, -1].argmax(axis=-1)
+            ended = []
+            for i, row in enumerate(alive):
+                if int(picked[i]) == end:
+                    ended.append(i)
+                    continue
+                emitted[row].append(int(picked[i]))
+                if len(emitted[row]) == max_new or stopped(emitted[row]):
+                    ended.append(i)
+            if len(ended) == len(alive):
+                return emitted
+            if ended:
+                session.drop(np.array(ended))
+                keep = [i for i in range(len(alive)) if i not in set(ended)]
+                alive, picked = [alive[i] for i in keep], picked[keep]
+            session.commit(session.length)
+            step = session.feed(picked[:, None].astype(np.int64))
+    finally:
+        session.close()
+
+
+# ---------------------------------------------------------------- the model that lm-eval sees
+
+
+@register_model("emad")
+class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
+    """An operating point of a model, as lm-eval asks for it.
+
+    ``pretrained``     a name as ``models.loading.load`` takes it, or a loaded model.
+    ``point``          the operating point; instead, ``profile`` (a file of ``emad calibrate``) with ``margin`` in nats;
+                       with neither, full depth.
+    ``decoder``        decode with this one, made for the same model and point, instead of our own; it takes
+                       ``batch_size`` rows.
+    ``batch_size``     rows per forward; None or ``auto``: as many as fit ``TOKENS_PER_BATCH`` padded tokens. Results do
+                       not depend on it beyond the last bits of a float.
+    ``max_length``     longest context plus continuation, the model's own by default.
+    ``add_bos_token``  None: as the tokenizer does it, which is what ``hf`` does. True: the beginning-of-text token
+                       before every context. False: no special token at all.
+    ``journal``        a folder: finished requests are kept there and not run again.
+    ``device``, ``dtype``, ``revision``  as ``load`` takes them, where ``pretrained`` is a name.
+
+    Raises:
+        BadArgument: contradictory or impossible arguments, a model without a tokenizer.
+        BadProfile: a profile of another model.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Loaded,
+        *,
+        point: OperatingPoint | None = None,
+        profile: str | Path | None = None,
+        margin: float | None = None,
+        decoder: Decoder | None = None,
+        batch_size: int | str | None = None,
+        max_length: int | None = None,
+        add_bos_token: bool | None = None,
+        journal: str | Path | None = None,
+        device: str = "cpu",
+        dtype: str | None = None,
+        revision: str | None = None,
+    ):
+        super().__init__()
+        self.loaded = _loaded(pretrained, device, dtype, revision)
+        self.tokenizer: Any = self.loaded.tokenizer
+        self.stepper = self.loaded.stepper
+        self._device = self.stepper.device
+        self.point = _point(self.loaded, point, profile, margin)
+        if self.point.layers != self.stepper.layers:
+            raise BadArgument("point.layers", self.point.layers, f"{self.stepper.layers}, the layers of this model")
+        self.batch_size = _rows(batch_size)
+        self.max_length: int = self.stepper.max_positions if max_length is None else max_length
+        if not 1 <= self.max_length <= self.stepper.max_positions:
+            raise BadArgument("max_length", max_length, f"1–{self.stepper.max_positions}, what this model was made for")
+        self.add_bos_token = add_bos_token
+        if journal is not None and decoder is not None:
+            raise BadArgument("journal", str(journal), "None with a decoder", "a decoder has no fingerprint to file by")
+        self._decoder = decoder
+        self._journal = None if journal is None else Journal(Path(journal), self._identity())
+
+    # ------------------------------------------------------------ tokens, as lm-eval's `hf` has them
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """What an empty context is replaced with."""
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
+
+    @property
+    def max_gen_toks(self) -> int:
+        return NEW_TOKENS
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path)
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **ignored: Any) -> list[int]:
+        """Token ids; a string that already starts with the prefix token gets no second one."""
+        opened = string.startswith(self.tokenizer.decode([self.prefix_token_id]))
+        if add_special_tokens is None and not opened:
+            add_special_tokens = self.add_bos_token
+        special = {} if add_special_tokens is None and not opened else {"add_special_tokens": bool(add_special_tokens)}
+        ids: list[int] = self.tokenizer.encode(string, **special)
+        if self.add_bos_token and special.get("add_special_tokens") and ids[:1] != [self.prefix_token_id]:
+            ids = [self.prefix_token_id, *ids]  # not every tokenizer's special tokens include one
+        return ids
+
+    # ------------------------------------------------------------ requests
+
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
+        """[requests] Σ log p of whole texts; long ones in windows, each token predicted once."""
+        windows: list[tuple[None, list[int], list[int]]] = []
+        counts = []
+        for request in requests:
+            rolling = get_rolling_token_windows(
+                self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length, context_len=1
+            )
+            cut = [(None, *make_disjoint_window(window)) for window in rolling]
+            windows += cut
+            counts.append(len(cut))
+        answers = self._loglikelihood_tokens(windows, disable_tqdm=disable_tqdm)
+        ends = np.cumsum(counts)
+        return [sum(a[0] for a in answers[end - count : end]) for end, count in zip(ends, counts, strict=True)]
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any
+    ) -> list[Answer]:
+        """[requests] answers to (text, context ids, continuation ids)."""
+        wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
+        keys = [digest_of("score", tokens, start) for tokens, start in wanted]
+        known = self._known()
+        todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
+        inputs = [
+            (Forced(tokens, start, tuple(request[0][-1] for _, request in group)), [key for key, _ in group])
+            for (tokens, start), group in _grouped(todo)
+        ]
+        score = self._scorer()
+        with self._bar("scoring", len(todo), disable_tqdm) as bar:
+            for batch in self._batches(inputs, lambda item: len(item[0].tokens)):
+                answers = score([forced for forced, _ in batch])
+                self._keep(known, zip((key for _, keys in batch for key in keys), answers, strict=True))
+                bar.update(len(answers))
+        return [(float(known[key][0]), bool(known[key][1])) for key in keys]
+
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
+        """[requests] greedy continuations, cut before their first stop string.
+
+        Raises:
+            BadArgument: a request for sampling or for anything else that greedy decoding does not do, or for more new
+                tokens than the model has positions.
+        """
+        wanted = [self._generation(*request.args[:2]) for request in requests]
+        keys = [digest_of("generate", *parts) for parts in wanted]
+        known = self._known()
+        todo = [item for item in dict(zip(keys, wanted, strict=True)).items() if item[0] not in known]
+        with self._bar("generating", len(todo), disable_tqdm) as bar:
+            for (stops, max_new), group in _by(todo, lambda item: item[1][1:]):
+                for batch in self._batches(group, lambda item, new=max_new: len(item[1][0]) + new):  # type: ignore[misc]
+                    texts = self._generate([tokens for _, (tokens, _, _) in batch], stops, max_new)
+                    self._keep(known, zip((key for key, _ in batch), texts, strict=True))
+                    bar.update(len(batch))
+        return [str(known[key]) for key in keys]
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Refused: the keys of lm-eval's request cache do not name the model."""
+        raise BadArgument(
+            "use_cache",
+            "a file",
+            "None",
+            "lm-eval would answer for one operating point with another's results; pass journal=FOLDER to EmadLM",
+        )
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval writes beside its results."""
+        return {**self._identity(), "batch_size": self.batch_size, "max_length": self.max_length}
+
+    # ------------------------------------------------------------ private
+
+    def _identity(self) -> dict[str, Any]:
+        """Everything that results depend on, but the request itself."""
+        return {
+            "model": self.loaded.name,
+            "fingerprint": self.loaded.fingerprint,
+            "dtype": str(self.stepper.dtype),
+            "point": self.point.to_json(),
+            "versions": {name: version(name) for name in ("torch", "transformers")},
+        }
+
+    def _fitted(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """(tokens cut on the left to what the model can see and predict, last context position)."""
+        if not context or not continuation or len(continuation) > self.max_length:
+            raise BadArgument(
+                "request",
+                f"{len(context)} context and {len(continuation)} continuation tokens",
+                f"at least one of each, and at most {self.max_length} to predict",
+                "leave the document out, or choose a larger max_length",
+            )
+        tokens = (*context, *continuation)[-(self.max_length + 1) :]
+        return tokens, len(tokens) - len(continuation) - 1
+
+    def _generation(self, context: str, settings: dict[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...], int]:
+        """(context cut on the left, stop strings, new tokens) of a request."""
+        given = normalize_gen_kwargs(settings, self.max_gen_toks)
+        stops = handle_stop_sequences(given.pop("until", None), eos=self.tokenizer.decode([self.eot_token_id]))
+        max_new = int(given.pop("max_gen_toks"))
+        strange = {name: value for name, value in given.items() if name not in GREEDY_SETTINGS}
+        if given.get("do_sample") or strange:
+            raise BadArgument("generation_kwargs", settings, "greedy decoding", "drop sampling, beams and penalties")
+        room = self.max_length - max_new
+        if not 1 <= room < self.max_length:
+            raise BadArgument(
+                "max_gen_toks", max_new, f"1–{self.max_length - 1} for this model", "a context needs room too"
+            )
+        tokens = self.tok_encode(context) or [self.prefix_token_id]
+        if len(tokens) > room:
+            log.warning("context of %d tokens cut on the left to %d", len(tokens), room)
+        return tuple(tokens[-room:]), tuple(stops), max_new
+
+    def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
+        def text(tokens: Sequence[int]) -> str:
+            return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
+
+        def stopped(tokens: Sequence[int]) -> bool:
+            return any(stop in text(tokens) for stop in stops if stop)
+
+        prompts = [Prompt(np.array(context, dtype=np.int64)) for context in contexts]
+        emitted = until(self._decoder_for(len(prompts)), prompts, max_new, self.eot_token_id, stopped)
+        return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
+
+    def _scorer(self) -> Scorer:
+        if self._decoder is None and is_replayable(self.point):
+            return lambda batch: replayed(self.stepper, self.point, batch)
+        return lambda batch: decoded(self._decoder_for(len(batch)), batch)
+
+    def _decoder_for(self, rows: int) -> Decoder:
+        return self._decoder or WalkedDecoder(self.stepper, self.point, max_rows=rows)
+
+    def _batches(self, items: Iterable[T], length_of: Callable[[T], int]) -> Iterator[list[T]]:
+        """Batches by falling length: the largest comes first, so memory runs out at once or not at all."""
+        batch: list[T] = []
+        for item in sorted(items, key=length_of, reverse=True):
+            if batch and len(batch) == (self.batch_size or max(1, TOKENS_PER_BATCH // length_of(batch[0]))):
+                yield batch
+                batch = []
+            batch.append(item)
+        if batch:
+            yield batch
+
+    def _known(self) -> dict[str, Any]:
+        """Results so far: the journal's, or none."""
+        return {} if self._journal is None else self._journal.results
+
+    def _keep(self, known: dict[str, Any], results: Iterable[tuple[str, Any]]) -> None:
+        if self._journal is None:
+            known.update(results)
+        else:
+            self._journal.record(results)
+
+    def _bar(self, what: str, total: int, disable: bool) -> Any:
+        return tqdm(total=total, desc=f"{what} at {self.point.name}", disable=disable, delay=QUIET_SECONDS, unit="req")
+
+
+def _grouped(
+    todo: dict[str, tuple[tuple[int, ...], int]],
+) -> Iterator[tuple[tuple[tuple[int, ...], int], list[tuple[str, tuple[tuple[int, ...], int]]]]]:
+    """Requests by what is fed: tokens but the last, and where decisions start."""
+    return _by(list(todo.items()), lambda item: (item[1][0][:-1], item[1][1]))
+
+
+def _by(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tuple[Any, list[T]]]:
+    for value, group in groupby(sorted(items, key=key), key=key):
+        yield value, list(group)
+
+
+def _loaded(pretrained: str | Loaded, device: str, dtype: str | None, revision: str | None) -> Loaded:
+    if isinstance(pretrained, Loaded):
+        if dtype is not None or revision is not None:
+            raise BadArgument("dtype, revision", (dtype, revision), "None for a loaded model", "pass them to load()")
+        loaded = pretrained
+    else:
+        loaded = load(pretrained, device=device, dtype=_dtype(dtype), revision=revision)
+    if loaded.tokenizer is None or loaded.tokenizer.eos_token_id is None:
+        raise BadArgument(
+            "pretrained",
+            loaded.name,
+            "a model with a tokenizer that has an end-of-text token",
+            str(loaded.provenance.get("tokenizer_missing", "")),
+        )
+    return loaded
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    known = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name is not None and name not in known:
+        raise BadArgument("dtype", name, f"one of {', '.join(known)}")
+    return None if name is None else known[name]
+
+
+def _point(
+    loaded: Loaded, point: OperatingPoint | None, profile: str | Path | None, margin: float | None
+) -> OperatingPoint:
+    if point is not None and profile is not None:
+        raise BadArgument("profile", str(profile), "None beside a point", "pass one of the two")
+    if profile is None:
+        if margin is not None:
+            raise BadArgument("margin", margin, "a profile beside it", "pass profile=FILE, written by `emad calibrate`")
+        return point or full_depth(loaded.geometry.layers)
+    held = load_profile(Path(profile))
+    held.require(loaded.fingerprint, str(loaded.provenance["dtype"]))
+    return held.point(float(margin or 0.0))
+
+
+def _rows(batch_size: int | str | None) -> int | None:
+    if batch_size is None or batch_size == "auto":
+        return None
+    rows = int(batch_size) if str(batch_size).isdecimal() else 0
+    if rows < 1:
+        raise BadArgument("batch_size", batch_size, "a number of rows ≥ 1, or auto")
+    return rows
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

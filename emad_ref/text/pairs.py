@@ -1,0 +1,353 @@
+"""Input → output pairs of the synthetic world: what an encoder-decoder reads and what it must write.
+
+``qa``        a question and a passage of four events; the target is a span of the passage (SQuAD in small). Every
+              person, thing and place asked for has rivals of its kind in the passage, so the span must be chosen.
+              One kind of question needs two sentences: the things lie in a box, the box stands in a place.
+``summary``   a dialogue of two people; the target is its outcome in one or two sentences (SamSum in small). Small talk
+              that the summary leaves out comes first in half of them; turns and summaries have several wordings.
+``corrupted`` span corruption (Raffel et al. 2020, §3.1.4): runs of words are replaced by sentinels, and the target
+              lists each sentinel with its words. Over documents of the world and over the texts of the pairs.
+
+Pairs are drawn like the world's documents: a split is a generator seeded with (task, split, seed). Passages have few
+enough variants to recur, so beyond that every passage and every dialogue belongs to one split for good, by its
+checksum: no text stands in two splits, whatever the seeds.
+
+This module knows nothing of tokens or models; sentinels are words here.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from emad_ref.errors import BadArgument
+from emad_ref.text import world
+from emad_ref.text.documents import SPLITS, Split
+from emad_ref.text.world import COLOURS, NAMES, OBJECTS, PLACES
+
+PairTask = Literal["qa", "summary"]
+
+# One checksum bucket in eight for each split that measures, the rest to train on.
+_BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
+
+SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
+CORRUPTED = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
+SPAN_MEAN = 2.5  # words per span
+WINDOW = 48  # words of a document that are shown at once
+WORLD_SHARE = 0.3  # of what is corrupted: documents of the world; the rest are texts of the pairs
+
+TIMES = ("In the morning", "In the evening", "On that day")
+CONTAINERS = ("box", "bag")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them)."""
+
+    task: str
+    source: str
+    target: str
+    answers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A text, a question about it (empty where the task itself is the question) and what to write."""
+
+    text: str
+    question: str
+    target: str
+
+
+# ---------------------------------------------------------------- question → span
+
+
+@dataclass(frozen=True)
+class _Event:
+    """A sentence and its (question, span of the sentence) pairs."""
+
+    sentence: str
+    asked: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class _Roles:
+    """Who and what one event is about; no two events of a passage share an entity, except ``other``."""
+
+    name: str
+    other: str
+    thing: str
+    colour: str
+    place: str
+    time: str
+    container: str
+
+
+def _went(r: _Roles) -> _Event:
+    return _Event(
+        f"{r.time} {r.name} went to the {r.place}.",
+        (
+            (f"Where did {r.name} go?", f"the {r.place}"),
+            (f"Who went to the {r.place}?", r.name),
+            (f"When did {r.name} go?", r.time),
+        ),
+    )
+
+
+def _found(r: _Roles) -> _Event:
+    return _Event(
+        f"{r.name} found some {r.colour} {r.thing} in the {r.place}.",
+        (
+            (f"What did {r.name} find?", f"some {r.colour} {r.thing}"),
+            (f"Where were the {r.colour} {r.thing}?", f"the {r.place}"),
+            (f"Who found some {r.thing}?", r.name),
+        ),
+    )
+
+
+def _gave(r: _Roles) -> _Event:
+    return _Event(
+        f"{r.name} gave {r.other} the {r.colour} {r.thing}.",
+        (
+            (f"What did {r.name} give?", f"the {r.colour} {r.thing}"),
+            (f"Who gave the {r.thing}?", r.name),
+            (f"Who took the {r.colour} {r.thing}?", r.other),
+        ),
+    )
+
+
+def _put(r: _Roles) -> _Event:
+    return _Event(
+        f"{r.name} put the {r.thing} in the {r.colour} {r.container}. "
+        f"The {r.colour} {r.container} is in the {r.place}.",
+        (
+            (f"What did {r.name} put?", f"the {r.thing}"),
+            (f"Where did {r.name} put the {r.thing}?", f"the {r.colour} {r.container}"),
+            (f"In what place are the {r.thing}?", f"the {r.place}"),  # two sentences
+        ),
+    )
+
+
+_EVENTS: tuple[Callable[[_Roles], _Event], ...] = (_went, _found, _gave, _put)
+
+
+def _question(rng: random.Random) -> _Item:
+    """Each kind of event once, in any order, and one question about one of them."""
+    kinds = rng.sample(_EVENTS, len(_EVENTS))
+    people = rng.sample(NAMES, 4)
+    drawn = zip(people, rng.sample(OBJECTS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
+    events = [
+        kind(
+            _Roles(
+                name=name,
+                other=rng.choice([other for other in people if other != name]),
+                thing=thing,
+                colour=colour,
+                place=place,
+                time=rng.choice(TIMES),
+                container=rng.choice(CONTAINERS),
+            )
+        )
+        for kind, (name, thing, colour, place) in zip(kinds, drawn, strict=True)
+    ]
+    question, span = rng.choice(rng.choice(events).asked)
+    return _Item(" ".join(event.sentence for event in events), question, span)
+
+
+# ---------------------------------------------------------------- dialogue → summary
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """Who talks about what; ``place`` and ``instead`` differ."""
+
+    name: str
+    other: str
+    thing: str
+    colour: str
+    place: str
+    instead: str
+    time: str
+
+
+Turns = list[str]  # spoken in alternation; the first by ``name``
+
+
+def _carry(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"Can you take the {s.thing} to the {s.place}?", f"Take the {s.thing} to the {s.place} for me.")),
+        rng.choice((f"Sure, {s.time}.", f"I will, {s.time}.")),
+    ]
+    return turns, f"{s.name} asked {s.other} to take the {s.thing} to the {s.place}. {s.other} will, {s.time}."
+
+
+def _decline(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"Can you take the {s.thing} to the {s.place}?", f"Take the {s.thing} to the {s.place} for me.")),
+        rng.choice((f"No, I am cleaning the {s.instead}.", f"Not now, I am in the {s.instead}.")),
+    ]
+    return turns, f"{s.name} asked {s.other} to take the {s.thing} to the {s.place}. {s.other} is in the {s.instead}."
+
+
+def _meet(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"Can we meet in the {s.place}?", f"Will you go to the {s.place} with me?")),
+        rng.choice((f"No, in the {s.instead}.", f"The {s.place} is not clean. In the {s.instead}?")),
+        rng.choice((f"Sure, {s.time}.", f"Good, {s.time} in the {s.instead}.")),
+    ]
+    return turns, f"{s.name} and {s.other} will meet in the {s.instead} {s.time}."
+
+
+def _lose(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"I lost the {s.colour} {s.thing}.", f"Where are the {s.colour} {s.thing}? I lost them.")),
+        rng.choice((f"Look in the {s.place}.", f"I found some {s.thing} in the {s.place}.")),
+        f"Thank you, {s.other}!",
+    ]
+    return turns, f"{s.name} lost the {s.colour} {s.thing}. {s.other} said that the {s.thing} were in the {s.place}."
+
+
+def _swap(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
+    turns = [
+        rng.choice((f"I have some {s.thing} for you.", f"Can I give you some {s.thing}?")),
+        rng.choice((f"Thank you! Then take the {s.colour} bag.", f"Sure, for the {s.colour} bag.")),
+    ]
+    return turns, f"{s.name} gave {s.other} some {s.thing} for the {s.colour} bag."
+
+
+_DIALOGUES: tuple[Callable[[random.Random, _Scene], tuple[Turns, str]], ...] = (_carry, _decline, _meet, _lose, _swap)
+
+
+def _small_talk(rng: random.Random) -> Turns:
+    """Nothing that a summary would tell, said about the same kinds of things."""
+    return [
+        f"{rng.choice(TIMES)} I was in the {rng.choice(PLACES)}.",
+        rng.choice(("I was cleaning.", f"I put some {rng.choice(OBJECTS)} in a {rng.choice(CONTAINERS)}.")),
+    ]
+
+
+def _dialogue(rng: random.Random) -> _Item:
+    (name, other), (place, instead) = rng.sample(NAMES, 2), rng.sample(PLACES, 2)
+    scene = _Scene(
+        name=name,
+        other=other,
+        thing=rng.choice(OBJECTS),
+        colour=rng.choice(COLOURS),
+        place=place,
+        instead=instead,
+        time=rng.choice(TIMES).replace("In", "in").replace("On", "on"),
+    )
+    turns, summary = rng.choice(_DIALOGUES)(rng, scene)
+    said = (_small_talk(rng) if rng.random() < 0.5 else []) + turns
+    spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(said))
+    return _Item(" ".join(spoken), "", summary)
+
+
+# ---------------------------------------------------------------- splits
+
+
+_ITEMS: dict[str, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
+_SOURCES = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
+
+
+def split_of(text: str) -> Split:
+    """The one split in which a passage or dialogue may stand."""
+    return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]
+
+
+def _stream(kind: str, split: Split, seed: int) -> random.Random:
+    if split not in SPLITS:
+        raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
+    return random.Random(f"pairs:{kind}/{split}/{seed}")
+
+
+def _items(task: str, split: Split, rng: random.Random) -> Iterator[_Item]:
+    while True:
+        item = _ITEMS[task](rng)
+        if split_of(item.text) == split:
+            yield item
+
+
+def _pair(task: str, item: _Item) -> Pair:
+    source = _SOURCES[task].format(question=item.question, text=item.text)
+    return Pair(task, source, item.target, (item.target,))
+
+
+def pairs(task: PairTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[Pair]:
+    """``limit`` pairs of a task, endless for None; the same (task, split, seed) gives the same pairs.
+
+    Raises:
+        BadArgument: unknown task or split.
+    """
+    if task not in _ITEMS:
+        raise BadArgument("task", task, f"one of {', '.join(_ITEMS)}")
+    rng = _stream(task, split, seed)
+    return islice((_pair(task, item) for item in _items(task, split, rng)), limit)
+
+
+# ---------------------------------------------------------------- span corruption
+
+
+def _texts(split: Split, rng: random.Random, seed: int) -> Iterator[str]:
+    """Documents of the world, and the pairs' texts with question and answer as running text."""
+    documents = world.documents("world:curriculum", split, seed)
+    items = {task: _items(task, split, rng) for task in _ITEMS}
+    while True:
+        if rng.random() < WORLD_SHARE:
+            yield next(documents)
+        else:
+            item = next(items[rng.choice(list(items))])
+            yield " ".join(part for part in (item.text, item.question, item.target) if part)
+
+
+def _spans(rng: random.Random, words: int) -> list[tuple[int, int]]:
+    """(first, past last) of the spans to hide: apart from one another, in order, about ``CORRUPTED`` of the words."""
+    hidden = max(1, round(CORRUPTED * words))
+    count = max(1, min(len(SENTINELS), round(hidden / SPAN_MEAN)))
+    lengths = _parts(rng, hidden, count)
+    gaps = _parts(rng, words - hidden + 2, count + 1)
+    spans, at = [], -1  # the first and the last gap may be empty: each is drawn one too long
+    for gap, length in zip(gaps, lengths, strict=False):
+        spans.append((at + gap, at + gap + length))
+        at += gap + length
+    return spans
+
+
+def _parts(rng: random.Random, total: int, count: int) -> list[int]:
+    """``total`` cut into ``count`` whole parts of at least one, every cut as likely."""
+    cuts = sorted(rng.sample(range(1, total), count - 1))
+    return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
+
+
+def corrupt(text: str, rng: random.Random) -> Pair:
+    """One text with spans of its words hidden behind sentinels; at most ``WINDOW`` words of it, from anywhere.
+
+    Raises:
+        BadArgument: fewer than four words, of which none could be hidden and told apart.
+    """
+    words = text.split()
+    if len(words) < 4:
+        raise BadArgument("text", text, "at least four words")
+    start = rng.randint(0, max(0, len(words) - WINDOW))
+    words = words[start : start + WINDOW]
+    shown, told, at = [], [], 0
+    for sentinel, (first, last) in zip(SENTINELS, _spans(rng, len(words)), strict=False):
+        shown += [*words[at:first], sentinel]
+        told += [sentinel, *words[first:last]]
+        at = last
+    target = " ".join(told)
+    return Pair("corrupted", " ".join([*shown, *words[at:]]), target, (target,))
+
+
+def corrupted(split: Split, limit: int | None, seed: int = 0) -> Iterator[Pair]:
+    """``limit`` pairs of span corruption, endless for None; the same (split, seed) gives the same pairs.
+
+    Raises:
+        BadArgument: unknown split.
+    """
+    rng = _stream("corrupted", split, seed)
+    return islice((corrupt(text, rng) for text in _texts(split, rng, seed)), limit)

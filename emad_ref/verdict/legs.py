@@ -1,0 +1,210 @@
+"""Where legs meet: estimates become legs, Holm corrects them together, and legs become a row.
+
+Every judgement goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``decided`` applies
+Holm in each direction, ``row`` combines. The rules stand in ``judge``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from emad_ref.verdict.interval import Estimate, holm, needed_n
+
+LEVEL = 0.05  # one-sided, against the threshold
+
+Side = Literal["above", "below"]
+
+
+def combine(legs: Sequence[Leg]) -> tuple[Outcome, Leg]:
+    """The leg rule: falsified if a leg is, survived only if all are, else inconclusive; and the leg that decided.
+
+    Legs that only report (``measured``) or whose premise is absent (``not applicable``) take no part unless there are
+    no others. An ``unmeasured`` leg does: what was not looked at cannot have survived.
+
+    The deciding leg is the surest among falsified ones, the least sure otherwise.
+
+    Raises:
+        BadArgument: no leg.
+    """
+    if not legs:
+        raise BadArgument("legs", legs, "at least one leg", "say not_applicable or unmeasured with a reason instead")
+    part = [leg for leg in legs if leg.outcome not in ("measured", "not applicable")]
+    if not part:
+        premise = [leg for leg in legs if leg.outcome == "not applicable"]
+        return ("not applicable", premise[0]) if premise else ("measured", legs[0])
+    falsified = [leg for leg in part if leg.outcome == "falsified"]
+    if falsified:
+        return "falsified", min(falsified, key=_worst_first)
+    undecided = [leg for leg in part if leg.outcome != "survived"]
+    if not undecided:
+        return "survived", max(part, key=_least_sure)
+    outcome: Outcome = "unmeasured" if all(leg.outcome == "unmeasured" for leg in part) else "inconclusive"
+    return outcome, max(
+        (leg for leg in undecided if leg.outcome == "inconclusive"), key=_least_sure, default=undecided[0]
+    )
+
+
+def _excess(leg: Leg) -> float:
+    return 0.0 if leg.estimate is None or leg.threshold is None else abs(leg.estimate - leg.threshold)
+
+
+def _worst_first(leg: Leg) -> tuple[float, float]:
+    return (0.0 if leg.p_falsify is None else leg.p_falsify, -_excess(leg))
+
+
+def _least_sure(leg: Leg) -> tuple[float, float]:
+    return (1.0 if leg.p_survive is None else leg.p_survive, -_excess(leg))
+
+
+def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
+    """A premise of the claim is absent: ``reason`` says which."""
+    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason)
+
+
+def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
+    """An instrument or data is absent: ``reason`` says which. Never a zero."""
+    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason)
+
+
+def unseen(name: str, reason: str) -> Leg:
+    return Leg(name, "unmeasured", None, None, 0, None, "", reason)
+
+
+@dataclass(frozen=True)
+class Tested:
+    """A leg before Holm: outcome still open; ``needed`` gives, for a level, about how many of ``noun`` would decide."""
+
+    leg: Leg
+    noun: str
+    needed: Callable[[float], int | None]
+
+
+def weighed(
+    name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int], noun: str
+) -> Tested:
+    """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
+    leg = Leg(name, "inconclusive", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit)
+    if estimate.n < minimum.get(noun, 0):
+        short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
+        return Tested(replace(leg, reason=short), noun, lambda error: minimum[noun])
+    falsify, survive = estimate.p_above, estimate.p_below
+    if bad == "below":
+        falsify, survive = survive, falsify
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason="" if leg.interval else estimate.method)
+    return Tested(leg, noun, lambda error: needed_n(estimate, error))
+
+
+def decided(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
+    """Holm in each direction over the legs that have p-values; the others keep their reason for being undecided."""
+    family = [
+        (test, falsify, survive)
+        for test in tests
+        if (falsify := test.leg.p_falsify) is not None and (survive := test.leg.p_survive) is not None
+    ]
+    against = holm([falsify for _, falsify, _ in family], other_legs)
+    inside = holm([survive for _, _, survive in family], other_legs)
+    outcome: dict[int, Leg] = {}
+    for (test, _, _), p_falsify, p_survive in zip(family, against, inside, strict=True):
+        if p_falsify <= LEVEL:
+            outcome[id(test)] = replace(test.leg, outcome="falsified")
+        elif p_survive <= LEVEL:
+            outcome[id(test)] = replace(test.leg, outcome="survived")
+        else:
+            outcome[id(test)] = replace(test.leg, reason=_why_open(test, len(family) + other_legs))
+    return [outcome.get(id(test), test.leg) for test in tests]
+
+
+def _why_open(test: Tested, family: int) -> str:
+    leg, number = test.leg, test.needed(LEVEL / family)
+    parts = [leg.reason] if leg.reason else []
+    if min(p for p in (leg.p_falsify, leg.p_survive) if p is not None) <= LEVEL:
+        parts.append(f"decided alone, but not after Holm over {family} legs")
+    if number is None:
+        parts.append(f"too near the threshold for any number of {test.noun}")
+    elif number > leg.n:
+        parts.append(f"about {number:,} {test.noun} would decide it if the estimate stands")
+    return "; ".join(parts)
+
+
+def finite(estimate: Estimate) -> tuple[float, float] | None:
+    bounds = (float(estimate.low), float(estimate.high))
+    return bounds if all(math.isfinite(bound) for bound in bounds) else None
+
+
+def row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
+    outcome, leg = combine(legs)
+    part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
+    here = sum(other.outcome == outcome for other in part)
+    reason = leg.reason or leg.name
+    if len(part) > 1:
+        count = f"all {here} legs" if here == len(part) else f"{here} of {len(part)} legs {outcome}"
+        near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
+        reason = f"{count}; {near}: {leg.name}" + (f" ({leg.reason})" if leg.reason else "")
+    return Verdict(
+        claim.id,
+        model,
+        outcome,
+        leg.estimate,
+        leg.interval,
+        leg.n,
+        leg.threshold,
+        leg.unit or claim.unit,
+        claim.gate,
+        reason,
+        tuple(legs),
+    )
+
+
+_ORDER: tuple[Outcome, ...] = ("falsified", "inconclusive", "unmeasured", "survived", "measured", "not applicable")
+
+
+def cut(verdict: Verdict, shown: int) -> Verdict:
+    """Only the worst ``shown`` legs; n and reason say how many were judged."""
+    judged = sum(leg.outcome not in ("measured", "not applicable") for leg in verdict.legs)
+    worst = sorted(
+        verdict.legs,
+        key=lambda leg: (_ORDER.index(leg.outcome), *_worst_first(leg)),
+    )
+    reason = f"{verdict.reason}; the worst {shown} of {len(verdict.legs)} legs are listed"
+    return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:shown]))
+
+
+def estimated(name: str, estimate: Estimate, reason: str = "") -> Leg:
+    """A leg that only reports."""
+    return Leg(name, "measured", estimate.value, finite(estimate), estimate.n, None, estimate.unit, reason)
+
+
+def counted(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
+    """A leg that only reports a number without an interval: arithmetic, or a count."""
+    return Leg(name, "measured", float(value), None, n, None, unit, reason)
+
+
+def judge_side(
+    claim: Claim,
+    model: str,
+    estimates: Mapping[str, Estimate],
+    bad: Side,
+    threshold: float,
+    noun: str,
+    *,
+    other_legs: int = 0,
+    beside: Sequence[Leg] = (),
+) -> Verdict:
+    """A row whose legs are estimates on one side of one threshold.
+
+    Args:
+        estimates: name of the leg → estimate, whose p-values were taken against ``threshold``.
+        bad: on which side of the threshold the claim fails.
+        noun: what is counted in the claim's ``minimum`` (documents, items, pairs).
+        other_legs: gating legs of the run decided elsewhere.
+        beside: legs that only report, or whose premise is absent.
+    """
+    legs = [weighed(name, estimate, bad, threshold, claim.minimum, noun) for name, estimate in estimates.items()]
+    if not legs and not beside:
+        return unmeasured(claim, model, "nothing was compared")
+    return row(claim, model, [*decided(legs, other_legs), *beside])

@@ -1,0 +1,126 @@
+"""What a probe costs in the decode loop, in multiples of one Transformer block, by estimator.
+
+Run on request: ``pytest --run-slow -s tests/benchmarks/test_estimators.py``.
+
+One state at a time, one thread, at the shape of Pythia-410M (V = 50,304, D = 1024; two blocks are enough). Arms are
+timed in pairs, in random order, so that each finds the cache as the others left it.
+"""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+
+from emad_ref.meters.clock import paired
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator
+from emad_ref.readout.estimate import reader_of
+from emad_ref.readout.index import Ivf
+from emad_ref.readout.lowrank import LowRank, LowRankIndex, factors
+from emad_ref.readout.topk import TopK
+from emad_ref.verdict.interval import log_ratio
+from pytest_emad.replayclock import CLOCK, record_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
+
+VOCABULARY, WIDTH, BLOCKS, CONTEXT, K = 50_304, 1024, 2, 64, 64
+PAIRS, WARM_UP = 40, 3
+MOST = {  # blocks; measured on one thread of a shared machine, with room for its noise
+    "topk ivf, 8 of 224 lists": 0.4,  # 0.16
+    "lowrank 64": 0.4,  # 0.12
+    "lowrank 128": 0.7,  # 0.29
+    "lowrank 64, exact logits": 0.5,  # 0.14
+    "linear": 0.05,  # 0.01
+}
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    config = hf.GPTNeoXConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=4 * WIDTH,
+        num_hidden_layers=BLOCKS,
+        num_attention_heads=16,
+        max_position_embeddings=2 * CONTEXT,
+    )
+    torch.manual_seed(0)  # weights, whose values do not matter to time
+    return Stepper(hf.GPTNeoXForCausalLM(config).eval())
+
+
+@pytest.fixture(scope="module")
+def samples(stepper):
+    """Paired seconds of one block and of one reading by each estimator."""
+    generator = torch.Generator().manual_seed(1)
+    states = torch.randn(WARM_UP + PAIRS, 1, WIDTH, generator=generator)
+    with torch.inference_mode():
+        rows = stepper.unembedding
+        weights = ((0.01,) * (WIDTH + 1),)
+        linear = reader_of(stepper, Estimator("linear", weights=weights), (1,))
+        readers = {
+            "full softmax": reader_of(stepper, Estimator(), (1,)).raw,
+            "topk exact": reader_of(stepper, Estimator("topk", k=K), (1,)).raw,
+            "linear": lambda hidden: linear.read(hidden, 0),
+        }
+        lists = Ivf(rows)
+        for searched in (8, 28, 56):
+            index = copy.copy(lists)
+            index.lists_searched = searched
+            readers[f"topk ivf, {searched} of 224 lists"] = normed(stepper, TopK(index, K, VOCABULARY))
+        parts = {rank: factors(rows, rank) for rank in (64, 128)}
+        for rank, found in parts.items():
+            readers[f"lowrank {rank}"] = normed(stepper, LowRank(found, K))
+        exact = TopK(LowRankIndex(rows, parts[64]), K, VOCABULARY)
+        readers["lowrank 64, exact logits"] = normed(stepper, exact)
+        readers["lowrank 64, stored [V, r]"] = normed(stepper, WrongWayRound(stepper.unembedding, parts[64]))
+        arms = {name: lambda pair, read=read: void(read(states[pair])) for name, read in readers.items()}
+        arms["one block"] = one_block(stepper, states)
+        return paired(arms, PAIRS, np.random.default_rng(0), warm_up=WARM_UP).seconds
+
+
+class WrongWayRound:
+    """The same readout with the big factor stored [V, r]: what the layout is worth."""
+
+    def __init__(self, rows, found):
+        self.inner, self.outer = found.inner, found.outer.T.contiguous()
+
+    def __call__(self, x):
+        return ((x @ self.inner) @ self.outer.T).topk(K)
+
+
+def normed(stepper, estimate):
+    return lambda hidden: estimate(stepper.normed(hidden))
+
+
+def one_block(stepper, states):
+    """A decode step through one block against CONTEXT keys; the blocks take turns, so that none stays in the cache."""
+    cache = stepper.new_cache(1, 2 * CONTEXT)
+    ids = torch.arange(CONTEXT)[None]
+    prompt = stepper.frame(np.arange(CONTEXT)[None], cache)
+    stepper.run(stepper.embed(ids, prompt), 0, BLOCKS, prompt, cache)
+
+    def run(pair):
+        cache.truncate(np.array([CONTEXT]))
+        frame = stepper.frame(np.array([[CONTEXT]]), cache)
+        stepper.run(states[pair][None], 0, BLOCKS, frame, cache)
+
+    return run
+
+
+def void(_):
+    """A timed arm returns nothing: a number would be taken as its own measurement."""
+
+
+def test_a_cheap_probe_is_a_fraction_of_a_block(benchmark, samples):
+    block = samples.pop("one block") / BLOCKS
+    for name, seconds in samples.items():
+        ratio = log_ratio(seconds, block, threshold=1.0)
+        benchmark.extra_info[name] = ratio.value
+        print(f"{name:28s} {ratio.value:6.3f} blocks [{ratio.low:.3f}, {ratio.high:.3f}]")
+    record_samples(benchmark, samples["lowrank 64"], "lowrank 64")
+    for name, most in MOST.items():
+        assert log_ratio(samples[name], block, threshold=1.0).value <= most, name

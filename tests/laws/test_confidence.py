@@ -1,0 +1,362 @@
+"""Laws of the confidence rules, on a decoder-only model and on T5's decoder.
+
+The papers' formulas are written out once more in NumPy, from the full model's own states, and our decoder must take the
+same depths and emit the same tokens. What a rule executed is what PyTorch counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+
+from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.decoding.forcing import teacher_forced
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.meters.flops import flops
+from emad_ref.models.seq2seq import Seq2SeqStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint, Schedule, full_depth
+from emad_ref.policy.early_exit import early_exit
+from emad_ref.policy.thresholds import decayed
+from emad_ref.protocol import Prompt
+from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
+from emad_ref.replay import decode_work, replay
+from tests.small import LAYERS, VOCABULARY, small_model
+from tests.unit.models.test_seq2seq import small_t5, some_sources
+
+FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
+MINIMUM, NEW = 2, 10
+ROUNDED = 1e-6  # T5's norm takes its mean in float32, over batches of another shape
+
+
+def rule(signal: str, **changes: Any) -> OperatingPoint:
+    """From layer 2 of 6 on, never firing; ``changes``: fields of its confidence."""
+    point = early_exit(signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive" if "shrink" in changes else "none")
+    if "kept" in changes:
+        point = early_exit(signal, LAYERS, VOCABULARY, MINIMUM, 2.0, pruning="adaptive")
+        changes = {"shrink": None, **changes}
+    return replace(point, confidence=replace(point.confidence, **changes)) if changes else point
+
+
+RULES: dict[str, OperatingPoint] = {
+    "response": rule("softmax_response"),
+    "saturation": rule("saturation"),
+    "weighted": rule("weighted_contrast"),
+    "jsd": rule("jsd_contrast"),
+    "jsd decaying alpha": rule("jsd_contrast", alpha_decay=0.5),
+    "jsd as the code": rule("jsd_contrast", emit="expert", rescale=True),
+    "fixed": rule("softmax_response", kept=(20, 20, 20)),
+    "decaying": rule("softmax_response", kept=(40, 12, 3)),
+    "adaptive": rule("softmax_response", shrink=0.9),
+    "jsd fixed": rule("jsd_contrast", kept=(8, 8, 8), alpha=0.0),
+    "jsd adaptive": rule("jsd_contrast", shrink=0.9),
+}
+STEPPERS: dict[str, Callable[[], Stepper]] = {
+    "gpt_neox": lambda: Stepper(small_model("gpt_neox")),
+    "t5": lambda: Seq2SeqStepper(small_t5()),
+}
+
+
+@pytest.fixture(scope="module", params=STEPPERS)
+def stepper(request: pytest.FixtureRequest) -> Stepper:
+    return STEPPERS[request.param]()
+
+
+@pytest.fixture(params=RULES)
+def named(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def prompts(stepper: Stepper) -> list[Prompt]:
+    sources = some_sources(9, 4) if isinstance(stepper, Seq2SeqStepper) else [None] * 2
+    tokens = ([5, 9, 2, 44], [7])
+    return [Prompt(np.array(row), source) for row, source in zip(tokens, sources, strict=True)]
+
+
+def generate(stepper: Stepper, point: OperatingPoint, given: list[Prompt] | None = None, new: int = NEW) -> Record:
+    chosen = prompts(stepper) if given is None else given
+    return WalkedDecoder(stepper, point, max_rows=len(chosen)).generate(chosen, new, frozenset())
+
+
+@cache  # several laws ask for the same points
+def firing(stepper: Stepper, point: OperatingPoint, quantile: float = 0.7) -> OperatingPoint:
+    """``point`` with thresholds that about three in ten tokens reach at each probe."""
+    signal = generate(stepper, replace(point, schedule="free_eager")).signal
+    levels = [np.nanquantile(column, quantile) if np.isfinite(column).any() else np.inf for column in signal.T]
+    row = tuple(
+        float(level) if old < np.inf else np.inf for level, old in zip(levels, point.thresholds[0], strict=True)
+    )
+    return replace(point, thresholds=(row,))
+
+
+# ---------------------------------------------------------------- the papers, in NumPy
+
+
+def softmax(z: Floats) -> Floats:
+    e = np.exp(z - z.max())
+    return e / e.sum()
+
+
+def gap(p: Floats) -> float:
+    return float(np.sort(p)[-1] - np.sort(p)[-2])
+
+
+def divergence(p: Floats, q: Floats) -> float:
+    m = (p + q) / 2
+    return float((p * np.log(p / m)).sum() + (q * np.log(q / m)).sum()) / 2
+
+
+def p_dcd(point: OperatingPoint, layer: int, p: Floats, q: Floats) -> Floats:
+    """The contrastive score of expert p against amateur q."""
+    said = point.confidence
+    assert said is not None
+    rate = said.alpha_decay
+    alpha = said.alpha if rate is None else said.alpha / (1 + rate * layer) * (1 - gap(p))
+    head, score = p >= alpha * p.max(), p.copy()
+    ratio = p[head] / q[head]
+    score[head] = ratio / ratio.sum() * (p[head].sum() if said.rescale else 1)
+    return score
+
+
+def written_out(
+    point: OperatingPoint, z: Floats, h: Floats, cap: int, factor: float = 1.0
+) -> tuple[int, Floats, list[float]]:
+    """(depth, what is emitted as scores [V], signal per probe) of one token; logits z [L, V] and states h [L, D].
+
+    ``factor``: of all thresholds.
+    """
+    said, signals = point.confidence, [np.nan] * len(point.probes)
+    tokens, last = np.arange(z.shape[1]), np.nan
+    for number, layer in enumerate(point.probes):
+        if layer > cap:
+            break
+        if said is not None and said.pruned and layer > MINIMUM:
+            k = said.kept[layer - MINIMUM - 1] if said.kept else int(np.floor(z.shape[1] * (1 - said.shrink * last)))
+            tokens = tokens[np.argsort(-z[layer - 2, tokens], kind="stable")[:k]]
+        p = {m: softmax(z[m - 1, tokens]) for m in range(1, layer + 1)}
+        score = p[layer]
+        if point.signal == "softmax_response":
+            signals[number] = gap(score)
+        elif point.signal == "saturation" and layer > 1:
+            here, below = h[layer - 1], h[layer - 2]
+            signals[number] = float(here @ below / np.sqrt((here @ here) * (below @ below)))
+        elif point.signal == "weighted_contrast" and layer >= MINIMUM:
+            score = p_dcd(point, layer, p[layer], p[layer // 2])
+            signals[number] = gap(score)
+        elif point.signal == "jsd_contrast" and layer > MINIMUM:
+            m = max(range(MINIMUM, layer), key=lambda m: divergence(p[layer], p[m]) / (layer - m))
+            score = p_dcd(point, layer, p[layer], p[m])
+            signals[number] = gap(score)
+        last = gap(p[layer]) if np.isnan(signals[number]) else signals[number]
+        if signals[number] >= np.float32(point.thresholds[0][number] * factor) or layer == cap:
+            emitted = np.zeros(z.shape[1])
+            emitted[tokens] = p[layer] if said is not None and said.emit == "expert" else score
+            return layer, emitted, signals
+    return cap, softmax(z[cap - 1]), signals
+
+
+@torch.inference_mode()
+def own_states(stepper: Stepper, prompt: Prompt, history: Ints) -> tuple[Floats, Floats]:
+    """(logits [n, L, V], states [n, L, D]) of the full model after every layer, in one pass."""
+    cache = stepper.open([prompt.source])
+    frame = stepper.frame(np.arange(len(history))[None], cache)
+    hidden, states = stepper.embed(torch.from_numpy(history)[None], frame), []
+    for layer in range(1, LAYERS + 1):
+        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        states.append(hidden[0])
+    stacked = torch.stack(states, dim=1)
+    return stepper.logits(stacked).numpy(), stacked.numpy()
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
+def test_our_decoder_does_what_the_papers_write(stepper: Stepper, named: str, schedule: Schedule) -> None:
+    point = replace(firing(stepper, RULES[named]), schedule=schedule)
+    record, given = generate(stepper, point), prompts(stepper)
+    depths = set()
+    for row, prompt in enumerate(given):
+        decided = record.tokens.of(row, DECODE)
+        signal = record.signal[(record.tokens.sequence == row) & (record.tokens.phase == DECODE)]
+        history = np.concatenate([prompt.tokens, record.emitted[row][:-1]])
+        logits, states = own_states(stepper, prompt, history)
+        for at, token in enumerate(record.emitted[row]):
+            position = len(prompt.tokens) - 1 + at
+            cap = int(decided.cap[at])
+            depth, emitted, signals = written_out(point, logits[position], states[position], cap)
+            assert (int(decided.depth[at]), int(token)) == (depth, int(emitted.argmax()))
+            assert np.allclose(signal[at], signals, atol=ROUNDED, equal_nan=True)
+            depths.add(depth)
+    assert min(depths) < LAYERS
+    if schedule == "free_deferred":  # under the monotone one the first token may decide for all
+        assert len(depths) > 1, "the point must discriminate"
+
+
+def test_the_distribution_at_the_exit_is_the_rules_own(stepper: Stepper, named: str) -> None:
+    """Not its argmax alone: what was pruned has no probability, a contrast is emitted as it was compared."""
+    point = replace(firing(stepper, RULES[named]), schedule="free_eager")
+    prompt, history = prompts(stepper)[0], np.array([5, 9, 2, 44, 17, 3, 80, 61, 5, 33, 2, 90])
+    logits, states = own_states(stepper, prompt, history)
+    session, step = WalkedDecoder(stepper, point).start([prompt])
+    shallow = 0
+    for position in range(3, len(history)):
+        depth, emitted, _ = written_out(point, logits[position], states[position], LAYERS)
+        assert int(step.depth[0, 0]) == depth
+        assert np.abs(softmax(step.logits[0, 0]) - emitted / emitted.sum()).max() < ROUNDED
+        shallow += depth < LAYERS
+        if position + 1 < len(history):
+            step = session.feed(history[position + 1][None, None])
+    assert shallow > 0
+
+
+# ---------------------------------------------------------------- thresholds that decay
+
+
+RATE = (50.0, 40)  # of the decay: all of it within the first ten tokens of forty
+
+
+@pytest.mark.parametrize("name", ["response", "jsd", "fixed"])
+def test_thresholds_decay_with_the_decided_tokens(stepper: Stepper, name: str) -> None:
+    """The prompt's last position is the first decided one and has the whole threshold, however long the prompt.
+
+    Thresholds stand a twentieth above its signals: out of reach for it, and not once they have decayed.
+    """
+    prompt = prompts(stepper)[0]
+    first = len(prompt.tokens) - 1
+    history = np.concatenate([prompt.tokens, np.random.default_rng(4).integers(2, VOCABULARY, 40)])
+    logits, states = own_states(stepper, prompt, history)
+    never = replace(RULES[name], schedule="free_eager")
+    read = np.array([written_out(never, logits[at], states[at], LAYERS)[2] for at in range(first, len(history))])
+    levels = tuple(np.inf if np.isnan(level) else 1.05 * float(level) for level in read[0])
+    point, changed = replace(never, thresholds=(levels,), decay=RATE), 0
+    assert written_out(point, logits[first], states[first], LAYERS)[0] == LAYERS
+    session, step = WalkedDecoder(stepper, point).start([prompt])
+    for decided, at in enumerate(range(first, len(history))):
+        factor = float(decayed(RATE, np.array([decided]))[0])
+        expected = written_out(point, logits[at], states[at], LAYERS, factor)[0]
+        assert int(step.depth[0, 0]) == expected
+        changed += expected != written_out(point, logits[at], states[at], LAYERS)[0]
+        if at + 1 < len(history):
+            step = session.feed(history[at + 1][None, None])
+    assert changed > 0, "the decay must matter"
+
+
+def test_replay_decays_thresholds_as_decoding_does() -> None:
+    stepper = STEPPERS["gpt_neox"]()
+    rng = np.random.default_rng(0)
+    sequences = [TokenSequence(rng.integers(0, VOCABULARY, n), start) for n, start in ((24, 0), (30, 7))]
+    trace, never = take_trace(stepper, sequences), replace(RULES["response"], schedule="free_eager", decay=RATE)
+    first = trace.softmax_response[trace.starts[1], np.array(never.probes) - 1]  # as in the law above
+    point = replace(never, thresholds=(tuple(1.05 * float(level) for level in first),))
+    decoded = [teacher_forced(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
+    assert replay(trace, point).depth.tolist() == np.concatenate(decoded).tolist()
+    assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
+
+
+# ---------------------------------------------------------------- what only decoding can decide
+
+
+def test_replay_refuses_what_no_trace_records(named: str) -> None:
+    stepper = STEPPERS["gpt_neox"]()
+    trace = take_trace(stepper, [TokenSequence(np.arange(9), 2)])
+    point = replace(RULES[named], schedule="monotone")
+    if point.confidence is None:
+        assert len(replay(trace, point).depth) == 6
+        return
+    with pytest.raises(BadArgument, match=r"^point\.confidence=.* no trace records them"):
+        replay(trace, point)
+    with pytest.raises(BadArgument, match=r"^point\.confidence=.* counted, not derived"):
+        decode_work(trace, np.full(6, LAYERS), point)
+
+
+def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper: Stepper) -> None:
+    """The weighted rule from layer 4 on reads layers 2, 4 and 5; the row of cap 3 leaves in between."""
+    point = early_exit("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0, schedule="monotone")
+    together, _ = WalkedDecoder(stepper, point, max_rows=2).start(prompts(stepper))
+    together.feed(np.array([[8], [9]]), np.array([[3], [LAYERS]]))
+    alone, _ = WalkedDecoder(stepper, point).start(prompts(stepper)[1:])
+    alone.feed(np.array([[9]]))
+    mine, theirs = together.feed(np.array([[6], [7]])), alone.feed(np.array([[7]]))
+    assert mine.depth[:, 0].tolist() == [3, LAYERS]
+    assert np.allclose(mine.signal[1], theirs.signal[0], atol=ROUNDED, equal_nan=True)
+
+
+# ---------------------------------------------------------------- limits of the rules
+
+
+def test_a_rule_that_never_fires_is_full_depth_token_for_token(stepper: Stepper, named: str) -> None:
+    """The thresholds are 2.0: no confidence is above 1."""
+    record, full = generate(stepper, RULES[named]), generate(stepper, full_depth(LAYERS))
+    assert [tokens.tolist() for tokens in record.emitted] == [tokens.tolist() for tokens in full.emitted]
+    assert set(record.tokens.depth.tolist()) == {LAYERS}
+
+
+@pytest.mark.parametrize("signal", ["softmax_response", "jsd_contrast"])
+@pytest.mark.parametrize("whole", [{"kept": (VOCABULARY,) * 3}, {"kept": (10**6,) * 3}, {"shrink": 0.0}], ids=str)
+def test_keeping_every_token_is_not_pruning(stepper: Stepper, signal: str, whole: dict[str, Any]) -> None:
+    unpruned = firing(stepper, rule(signal))
+    pruned = replace(rule(signal, **whole), thresholds=unpruned.thresholds)
+    mine, theirs = generate(stepper, pruned), generate(stepper, unpruned)
+    assert [tokens.tolist() for tokens in mine.emitted] == [tokens.tolist() for tokens in theirs.emitted]
+    assert mine.tokens.depth.tolist() == theirs.tokens.depth.tolist()
+    assert len(set(mine.tokens.depth.tolist())) > 1
+    assert flops(mine.work[0], stepper.geometry).total == flops(theirs.work[0], stepper.geometry).total
+
+
+def test_rows_of_a_batch_are_the_rows_alone(stepper: Stepper, named: str) -> None:
+    point = firing(stepper, RULES[named])
+    together = generate(stepper, point)
+    for row, prompt in enumerate(prompts(stepper)):
+        alone = generate(stepper, point, [prompt])
+        assert together.emitted[row].tolist() == alone.emitted[0].tolist()
+        assert together.tokens.of(row, DECODE).depth.tolist() == alone.tokens.of(0, DECODE).depth.tolist()
+
+
+# ---------------------------------------------------------------- the ledger
+
+
+def counted(action: Callable[[], Any]) -> int:
+    """FLOPs that PyTorch counts; its table lacks the CPU's attention kernel, which it would count as zero."""
+    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def of_shapes(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+        return sdpa_flop_count(q, k, v)
+
+    counter = FlopCounterMode(display=False, custom_mapping={attention: of_shapes})
+    with torch.inference_mode(), counter:
+        action()
+    return counter.get_total_flops()
+
+
+def test_everything_executed_is_charged_and_nothing_else(stepper: Stepper, named: str) -> None:
+    point = firing(stepper, RULES[named])
+    records: list[Record] = []
+    theirs = counted(lambda: records.append(generate(stepper, point, new=4)))
+    work = records[0].work[0]
+    assert flops(work, stepper.geometry).total == theirs
+    if point.confidence is not None and point.confidence.pruned:
+        assert work.readout_rows[SUBSET, MINIMUM:-1].sum() == work.readout_rows[SUBSET].sum() > 0
+        assert work.readout_rows[FULL, MINIMUM:-1].sum() == 0, "one full head after j, one at the top"
+
+
+def test_full_heads_below_the_minimum_layer_are_charged(stepper: Stepper) -> None:
+    """The weighted rule from layer 4 on reads layer 2 for its sake: two in five of its heads decide nothing."""
+    point = early_exit("weighted_contrast", LAYERS, VOCABULARY, 4, 2.0)
+    record = generate(stepper, point)
+    assert point.probes == (2, 4, 5)
+    assert record.work[0].readout_rows[FULL].tolist() == [0, 2 * NEW, 0, 2 * NEW, 2 * NEW, 2 * NEW]
+
+
+def test_pruning_pays_by_the_share_it_keeps(stepper: Stepper) -> None:
+    """Heads of one token that never exits: one at j, three pruned, one at the top, against five full ones."""
+    costs = {
+        name: sum(flops(generate(stepper, RULES[name]).work[0], stepper.geometry).readouts.values())
+        for name in ("response", "fixed")
+    }
+    assert costs["fixed"] / costs["response"] == pytest.approx((2 + 3 * 20 / VOCABULARY) / 5)

@@ -1,0 +1,159 @@
+"""Every schedule leaves exactly the cache its definition says, and the repair is charged.
+
+Oracle of state copying: the states each layer was fed, one list per layer, run through whole blocks without a cache.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import InadmissibleDepth, Prompt
+from emad_ref.record import FILLS
+from tests.small import LAYERS, VOCABULARY, small_model
+
+PROBES, PROMPT, FED = (2, 4), 5, 24
+EXACT = 1e-9  # float64: the same states, keys and values in another order of operations
+COPIED = FILLS.index("copied")
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    return Stepper(small_model("llama", seed=3))
+
+
+@pytest.fixture(scope="module")
+def tokens():
+    return np.random.default_rng(7).integers(0, VOCABULARY, PROMPT + FED)
+
+
+@pytest.fixture(scope="module")
+def thresholds(stepper, tokens):
+    entropy = take_trace(stepper, [TokenSequence(tokens)]).entropy_nats
+    return tuple(float(np.quantile(entropy[:, probe - 1], 0.4)) for probe in PROBES)
+
+
+def point(thresholds, schedule, **options):
+    return OperatingPoint(schedule, "quantile", LAYERS, LAYERS, PROBES, (thresholds,), schedule, **options)
+
+
+def fed(stepper, chosen, tokens):
+    """(session, steps) of teacher-forcing all tokens but the last."""
+    session, first = WalkedDecoder(stepper, chosen).start([Prompt(tokens[:PROMPT])])
+    return session, [first, *(session.feed(token[None, None]) for token in tokens[PROMPT:-1])]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"), [("free_eager", {}), ("free_deferred", {}), ("chunked", {"period": 3})]
+)
+def test_exact_repair_leaves_the_full_models_cache(stepper, thresholds, tokens, schedule, options):
+    """A last token at full depth attends to every layer's K/V: its logits are the full model's at every depth."""
+    session, steps = fed(stepper, point(thresholds, schedule, **options), tokens)
+    depths = [int(step.depth[0, 0]) for step in steps]
+    assert len(set(depths)) > 1
+    assert any(a < b for a, b in pairwise(depths)), "depth never rose: nothing was repaired"
+    while len(session._trail[0]) < len(tokens) - 1 or (options and (len(session._trail[0]) - PROMPT + 1) % 3):
+        tokens = np.concatenate([tokens[:-1], tokens[:1], tokens[-1:]])
+        session.feed(tokens[-2][None, None])
+    last = session.feed(tokens[-1][None, None], np.array([[LAYERS]]))
+    lens = lens_logits(stepper, tokens)
+    assert np.abs(last.logits[0, 0] - lens[-1, LAYERS - 1]).max() < EXACT
+
+
+def test_deferred_fill_runs_what_eager_backfill_runs_but_for_the_tail(stepper, thresholds, tokens):
+    eager, _ = fed(stepper, point(thresholds, "free_eager"), tokens)
+    deferred, _ = fed(stepper, point(thresholds, "free_deferred"), tokens)
+    missing = np.array([len(tokens) - 1 - int(layer.length[0]) for layer in deferred._cache.layers])
+    ran = eager.work.tokens + eager.work.fills.sum(axis=0)
+    assert (deferred.work.tokens == ran - missing).all()
+    assert missing[-1] > 0 or deferred.work.tokens[-1] == ran[-1]
+    assert deferred.work.fills.sum() == 0
+
+
+def test_rows_of_a_deferred_batch_are_the_rows_alone(stepper, thresholds):
+    chosen = point(thresholds, "free_deferred")
+    prompts = [Prompt(np.array(p)) for p in ([5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8])]
+    together = WalkedDecoder(stepper, chosen, max_rows=4).generate(prompts, 20, frozenset({11}))
+    for row, prompt in enumerate(prompts):
+        alone = WalkedDecoder(stepper, chosen).generate([prompt], 20, frozenset({11}))
+        assert together.emitted[row].tolist() == alone.emitted[0].tolist()
+
+
+@pytest.mark.parametrize("schedule", ["free_deferred", "copying", "free_eager"])
+def test_rollback_restores_what_was_owed(stepper, thresholds, tokens, schedule):
+    chosen = point(thresholds, schedule)
+    session, _ = fed(stepper, chosen, tokens[:-6])
+    length = session.length
+    first = [session.feed(token[None, None]).logits for token in tokens[-6:-1]]
+    session.rollback(length)
+    second = [session.feed(token[None, None]).logits for token in tokens[-6:-1]]
+    assert np.abs(np.array(first) - np.array(second)).max() < EXACT
+
+
+def copied_by_hand(stepper, tokens, depths):
+    """[n, V] logits of each token at its depth when the state at its exit stands in for all states above."""
+    positions = np.arange(len(tokens))[None]
+    below = [[] for _ in range(stepper.layers + 1)]  # states that each layer was fed, by position
+    logits = []
+    with torch.inference_mode():
+        for t, depth in enumerate(depths):
+            frame = stepper.frame(positions[:, : t + 1], None)
+            embedded = stepper.embed(torch.from_numpy(tokens[None, : t + 1]), frame)
+            state = embedded[0, t]
+            for layer in range(1, stepper.layers + 1):
+                below[layer].append(state)
+                if layer <= depth:
+                    state = stepper.run(torch.stack(below[layer])[None], layer - 1, layer, frame, None)[0, t]
+            logits.append(stepper.logits(state).numpy())
+    return np.array(logits)
+
+
+def test_state_copying_is_what_it_says(stepper, thresholds, tokens):
+    session, steps = fed(stepper, point(thresholds, "copying"), tokens)
+    depths = [LAYERS] * (PROMPT - 1) + [int(step.depth[0, 0]) for step in steps]
+    assert len(set(depths)) > 1
+    expected = copied_by_hand(stepper, tokens[:-1], depths)
+    seen = np.array([step.logits[0, 0] for step in steps])
+    assert np.abs(seen - expected[PROMPT - 1 :]).max() < EXACT
+    lens = lens_logits(stepper, tokens[:-1])[np.arange(len(depths)), np.array(depths) - 1]
+    assert np.abs(expected - lens).max() > 1e-3, "copied states changed nothing: the oracle has no power here"
+    copied = [(LAYERS - np.array(depths[PROMPT - 1 :]) >= LAYERS - layer + 1).sum() for layer in range(1, LAYERS + 1)]
+    assert session.work.fills[COPIED].tolist() == copied
+
+
+def test_state_copying_at_the_last_layer_does_nothing(stepper, tokens):
+    never = point((-np.inf, -np.inf), "copying")
+    session, steps = fed(stepper, never, tokens)
+    lens = lens_logits(stepper, tokens[:-1])
+    seen = np.array([step.logits[0, 0] for step in steps])
+    assert np.abs(seen - lens[PROMPT - 1 :, -1]).max() < EXACT
+    assert session.work.fills.sum() == 0
+
+
+def test_a_chunk_keeps_the_depth_of_its_first_token(stepper, thresholds, tokens):
+    session, steps = fed(stepper, point(thresholds, "chunked", period=5), tokens)
+    depths = [int(step.depth[0, 0]) for step in steps]
+    assert all(len(set(depths[i : i + 5])) == 1 for i in range(0, len(depths), 5))
+    assert len(set(depths)) > 1
+    within = len(depths) % 5
+    assert within
+    held = depths[-within]
+    with pytest.raises(InadmissibleDepth, match=f"admits {held} here; under the chunked schedule"):
+        session.feed(tokens[:1][None], np.array([[held % LAYERS + 1]]))
+
+
+def test_position_alone_decides_depth(stepper, tokens):
+    falling = OperatingPoint("falls", "positional", LAYERS, LAYERS, (), ((),), "positional", period=10, floor=2)
+    session, steps = fed(stepper, falling, tokens)
+    depths = [int(step.depth[0, 0]) for step in steps]
+    assert depths[:11] == [6, 6, 5, 5, 4, 4, 4, 3, 3, 2, 2]
+    assert set(depths[11:]) == {2}
+    with pytest.raises(InadmissibleDepth, match="admits 2 here; under the positional schedule"):
+        session.feed(tokens[:1][None], np.array([[3]]))

@@ -1,0 +1,240 @@
+"""Watches of the confidence rules: what is remembered from probe to probe, forgotten, dropped and charged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Confidence, OperatingPoint
+from emad_ref.policy.early_exit import early_exit
+from emad_ref.policy.thresholds import response
+from emad_ref.readout.confidence import ContrastWatch, PrunedWatch, SaturationWatch
+from emad_ref.readout.contrast import SCORES
+from emad_ref.readout.signals import NotFinite, Seen, saturation, softmax_response
+from emad_ref.readout.subset import adaptive_size
+from emad_ref.readout.watch import FullWatch, Watch, watch_of
+from emad_ref.record import READOUTS, Work
+from tests.small import LAYERS, VOCABULARY, small_model
+
+FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
+HIDDEN, ROWS, MINIMUM = 32, 4, 2
+EXACT = 1e-12  # float64, sums of 32 products in another order
+
+
+def point(signal: str, **changes: object) -> OperatingPoint:
+    """Probes from layer 2 of 6 on; ``changes``: fields of its confidence."""
+    plain = early_exit(signal, LAYERS, VOCABULARY, MINIMUM)
+    return replace(plain, confidence=replace(plain.confidence or Confidence(MINIMUM), **changes))
+
+
+@pytest.fixture(scope="module")
+def stepper() -> Stepper:
+    return Stepper(small_model("gpt_neox"))
+
+
+@pytest.fixture(scope="module")
+def states() -> dict[int, torch.Tensor]:
+    """Some state [rows, D] after each layer; the model's head makes peaked distributions of them."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        layer: torch.randn(ROWS, HIDDEN, generator=generator, dtype=torch.float64) for layer in range(1, LAYERS + 1)
+    }
+
+
+@torch.inference_mode()
+def climb(
+    watch: Watch, point: OperatingPoint, states: dict[int, torch.Tensor], work: Work | None = None
+) -> dict[int, Seen]:
+    """What every probe of one step shows, no row stopping."""
+    counted = Work.none(LAYERS) if work is None else work
+    watch.begin()
+    return {probe: watch.see(states[probe], i, counted) for i, probe in enumerate(point.probes)}
+
+
+POINTS = {
+    "saturation": point("saturation"),
+    "weighted": point("weighted_contrast"),
+    "jsd": point("jsd_contrast", alpha_decay=0.5),
+    "fixed": point("softmax_response", kept=(9, 9, 9)),
+    "decaying": point("softmax_response", kept=(40, 9, 2)),
+    "adaptive": point("softmax_response", shrink=0.9),
+    "combined": point("jsd_contrast", alpha=0.0, shrink=0.9),
+}
+WATCHES = {"saturation": SaturationWatch, "weighted": ContrastWatch, "jsd": ContrastWatch}
+
+
+@pytest.fixture(params=POINTS)
+def named(request: pytest.FixtureRequest) -> tuple[str, OperatingPoint]:
+    return request.param, POINTS[request.param]
+
+
+def test_each_point_has_its_watch(stepper: Stepper, named: tuple[str, OperatingPoint]) -> None:
+    name, point = named
+    assert type(watch_of(stepper, point)) is WATCHES.get(name, PrunedWatch)
+    assert type(watch_of(stepper, response(LAYERS, (2, 3), 0.9))) is FullWatch
+
+
+def test_saturation_is_the_cosine_with_the_layer_below_and_runs_no_head(
+    stepper: Stepper, states: dict[int, torch.Tensor]
+) -> None:
+    work, point = Work.none(LAYERS), POINTS["saturation"]
+    seen = climb(watch_of(stepper, point), point, states, work)
+    assert point.probes == (1, 2, 3, 4, 5)
+    assert torch.isnan(seen[1].signal).all(), "there is no probe below the first"
+    for layer in range(2, LAYERS):
+        here, below = states[layer].numpy(), states[layer - 1].numpy()
+        cosine = (here * below).sum(1) / np.sqrt((here**2).sum(1) * (below**2).sum(1))
+        assert np.abs(seen[layer].signal.numpy() - cosine).max() < EXACT
+        assert seen[layer].logits is None
+    assert work.readout_rows.sum() == work.readout_macs.sum() == 0
+
+
+def test_a_state_is_most_like_itself_and_nothing_is_like_no_state() -> None:
+    h = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    assert torch.allclose(saturation(h, 2 * h), torch.ones(3))
+    assert torch.allclose(saturation(h, -h), -torch.ones(3))
+    assert saturation(h.half(), h.half()).dtype == torch.float32
+    assert torch.isnan(saturation(h, 0 * h)).all()
+
+
+def test_every_probe_of_a_contrast_is_a_full_head_below_the_minimum_layer_too(
+    stepper: Stepper, states: dict[int, torch.Tensor]
+) -> None:
+    work, point = Work.none(LAYERS), POINTS["weighted"]
+    seen = climb(watch_of(stepper, point), point, states, work)
+    assert point.probes == (1, 2, 3, 4, 5)
+    assert work.readout_rows[FULL].tolist() == [ROWS] * 5 + [0]
+    assert work.readout_macs.sum() == 0
+    assert torch.isnan(seen[1].signal).all()
+    assert all(torch.isfinite(seen[layer].signal).all() for layer in (2, 3, 4, 5))
+
+
+@torch.inference_mode()
+def test_a_contrast_sees_the_logits_of_shallower_probes(stepper: Stepper, states: dict[int, torch.Tensor]) -> None:
+    point = POINTS["jsd"]
+    logits = {layer: stepper.logits(h) for layer, h in states.items()}
+    seen = climb(watch_of(stepper, point), point, states)
+    for layer in (3, 4, 5):
+        shallower = {m: logits[m] for m in range(2, layer)}
+        expected = SCORES["jsd_contrast"](point.confidence, layer, logits[layer], shallower)
+        assert torch.equal(seen[layer].signal, expected.signal)
+        assert torch.equal(seen[layer].logits, expected.logits)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("fixed", (9, 9, 9)), ("decaying", (40, 9, 2))])
+@torch.inference_mode()
+def test_a_pruned_rule_runs_one_full_head_and_then_k_products(
+    stepper: Stepper, states: dict[int, torch.Tensor], name: str, sizes: tuple[int, ...]
+) -> None:
+    work, point = Work.none(LAYERS), POINTS[name]
+    seen = climb(watch_of(stepper, point), point, states, work)
+    assert work.readout_rows[FULL].tolist() == [0, ROWS, 0, 0, 0, 0]
+    assert work.readout_rows[SUBSET].tolist() == [0, 0, ROWS, ROWS, ROWS, 0]
+    assert work.readout_macs[SUBSET].tolist() == [0, 0, *(ROWS * k * HIDDEN for k in sizes), 0]
+    race = torch.ones(ROWS, VOCABULARY, dtype=torch.bool)
+    for layer, k in zip((3, 4, 5), sizes, strict=True):
+        last = stepper.logits(states[layer - 1]).masked_fill(~race, -torch.inf)
+        race = torch.zeros_like(race).scatter(1, last.topk(k, dim=1).indices, True)
+        expected = stepper.logits(states[layer]).masked_fill(~race, -torch.inf)
+        assert torch.equal(torch.isfinite(seen[layer].logits), race), "the best by the layer below, and no other"
+        assert torch.allclose(seen[layer].logits, expected, atol=EXACT)
+        assert torch.allclose(seen[layer].signal, softmax_response(expected), atol=EXACT)
+
+
+def test_the_adaptive_rule_keeps_fewer_of_what_it_is_surer_of(
+    stepper: Stepper, states: dict[int, torch.Tensor]
+) -> None:
+    work, point = Work.none(LAYERS), POINTS["adaptive"]
+    peaked = {layer: h * torch.tensor([0.1, 1.0, 2.0, 4.0])[:, None] for layer, h in states.items()}
+    wild = Stepper(small_model("opt_350m", dtype=torch.float64))  # no final norm: the length of a state matters
+    seen = climb(watch_of(wild, point), point, peaked, work)
+    size = torch.full((ROWS,), VOCABULARY)
+    for layer in (3, 4, 5):
+        wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in seen[layer - 1].signal]
+        size = torch.minimum(size, torch.tensor(wanted))
+        assert torch.isfinite(seen[layer].logits).sum(dim=1).tolist() == size.tolist()
+        assert work.readout_macs[SUBSET, layer - 1] == int(size.sum()) * 16 + ROWS * 32 * 16
+    assert len(set(size.tolist())) > 1, "rows must differ in what they keep"
+
+
+@torch.inference_mode()
+def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
+    stepper: Stepper, states: dict[int, torch.Tensor]
+) -> None:
+    point = POINTS["combined"]
+    seen = climb(watch_of(stepper, point), point, states)
+    assert torch.isnan(seen[2].signal).all()
+    wanted = [adaptive_size(VOCABULARY, 0.9, float(c)) for c in softmax_response(stepper.logits(states[2]))]
+    assert torch.isfinite(seen[3].logits).sum(dim=1).tolist() == wanted
+
+
+@torch.inference_mode()
+def test_rows_that_stop_take_what_is_remembered_of_them_along(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    """The others see on as if they had been alone."""
+    point, work, staying = named[1], Work.none(LAYERS), torch.tensor([0, 3])
+    whole = climb(watch_of(stepper, point), point, states)
+    watch = watch_of(stepper, point)
+    watch.begin()
+    watch.keep(torch.arange(ROWS))  # before anything was seen
+    for i, probe in enumerate(point.probes):
+        left = probe > 3
+        seen = watch.see(states[probe][staying] if left else states[probe], i, work)
+        expected = whole[probe].signal[staying] if left else whole[probe].signal
+        assert torch.allclose(seen.signal, expected, atol=EXACT, equal_nan=True)
+        if probe == 3:
+            watch.keep(staying)
+
+
+@torch.inference_mode()
+def test_a_new_step_forgets_the_last_one(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    point = named[1]
+    watch = watch_of(stepper, point)
+    climb(watch, point, {layer: -h[:2] for layer, h in states.items()})
+    again, fresh = climb(watch, point, states), climb(watch_of(stepper, point), point, states)
+    for probe in point.probes:
+        assert torch.equal(again[probe].signal.nan_to_num(), fresh[probe].signal.nan_to_num())
+
+
+@torch.inference_mode()
+def test_rows_out_of_step_with_the_memory_are_an_error(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    watch, work = watch_of(stepper, named[1]), Work.none(LAYERS)
+    watch.begin()
+    watch.see(states[2], 0, work)
+    with pytest.raises(AssertionError, match="4 rows are remembered, 3 are shown"):
+        watch.see(states[3][:3], 1, work)
+
+
+@torch.inference_mode()
+def test_states_that_are_no_numbers_are_refused(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    broken = {layer: h.clone() for layer, h in states.items()}
+    broken[3][1] = torch.nan
+    with pytest.raises(NotFinite, match="after layer 3"):
+        climb(watch_of(stepper, named[1]), named[1], broken)
+
+
+def test_rows_that_stop_elsewhere_emit_from_a_full_head(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    work = Work.none(LAYERS)
+    with torch.inference_mode():
+        logits = watch_of(stepper, named[1]).emit(states[6][:3, None], 6, work)
+        assert torch.equal(logits, stepper.logits(states[6][:3, None]))
+    assert work.readout_rows[FULL].tolist() == [0, 0, 0, 0, 0, 3]
+
+
+def test_a_vocabulary_too_small_to_be_pruned_by_the_rule_is_refused(stepper: Stepper) -> None:
+    with pytest.raises(BadArgument, match="a share that leaves 2 of 101 tokens"):
+        watch_of(stepper, point("softmax_response", shrink=0.99))

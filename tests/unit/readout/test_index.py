@@ -1,0 +1,162 @@
+"""Inner-product search: exact is exact, approximate ones say what they may miss and what they cost."""
+
+from __future__ import annotations
+
+import builtins
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.errors import BadArgument
+from emad_ref.readout.index import Exact, Faiss, FaissMissing, Ivf, equal_lists, recall
+
+VOCABULARY, WIDTH, TOPICS = 900, 24, 30
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """An unembedding in topics, rows of unlike length around a common mean, as trained ones are."""
+    generator = torch.Generator().manual_seed(0)
+    topics = torch.randn(TOPICS, WIDTH, generator=generator)
+    length = 0.5 + torch.rand(VOCABULARY, 1, generator=generator)
+    near = topics[torch.arange(VOCABULARY) % TOPICS] + 0.4 * torch.randn(VOCABULARY, WIDTH, generator=generator)
+    return length * near + 2 * torch.randn(WIDTH, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def states(rows):
+    generator = torch.Generator().manual_seed(1)
+    chosen = torch.randint(0, VOCABULARY, (50,), generator=generator)
+    return rows[chosen] + 0.5 * torch.randn(50, WIDTH, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def bias():
+    return 3 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module", params=["ivf", "faiss"])
+def approximate(request):
+    if request.param == "faiss":
+        pytest.importorskip("faiss", reason="the extra pytest-emad[faiss] is not installed")
+        return Faiss
+    return Ivf
+
+
+def test_exact_search_returns_the_largest_logits_in_order(rows, states, bias):
+    values, ids = Exact(rows, bias).search(states, 7)
+    z = states @ rows.T + bias
+    assert torch.allclose(values, z.sort(dim=1, descending=True).values[:, :7], atol=1e-5)
+    assert torch.allclose(z.gather(1, ids), values, atol=1e-5)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_searching_every_list_is_exact(approximate, rows, states, bias, biased):
+    """Values to float32 rounding of products summed in another order; ids except where logits tie that closely."""
+    with_bias = bias if biased else None
+    index = approximate(rows, with_bias, lists_searched=30)
+    values, ids = index.search(states, 40)
+    exact, exact_ids = Exact(rows, with_bias).search(states, 40)
+    assert index.found == VOCABULARY
+    assert torch.allclose(values, exact, atol=1e-4)
+    assert recall(ids, exact_ids).min() >= 39 / 40
+
+
+@pytest.mark.parametrize("searched", [2, 6, 12])
+def test_values_are_the_logits_of_the_ids_and_never_above_the_exact_ones(approximate, rows, states, bias, searched):
+    values, ids = approximate(rows, bias, lists_searched=searched).search(states, 20)
+    z = states @ rows.T + bias
+    assert torch.allclose(z.gather(1, ids), values, atol=1e-4)
+    assert (values <= Exact(rows, bias).search(states, 20)[0] + 1e-4).all()
+    assert all(len(set(row)) == 20 for row in ids.tolist()), "a row is returned once"
+
+
+def test_recall_and_cost_grow_with_the_lists_searched(approximate, rows, states):
+    exact = Exact(rows).search(states, 20)[1]
+    indices = [approximate(rows, lists_searched=n) for n in (3, 8, 30)]
+    recalls = [float(recall(index.search(states, 20)[1], exact).mean()) for index in indices]
+    costs = [index.macs_per_row(20) for index in indices]
+    assert recalls == sorted(recalls)
+    assert costs == sorted(costs)
+    assert recalls[1] > 0.75, "a quarter of the lists finds most of what is near"
+
+
+def test_equal_lists_cost_the_centres_and_the_lists_read(rows):
+    index = Ivf(rows, lists=30, lists_searched=4)
+    assert index.macs_per_row(1) == (30 + 4 * 30) * WIDTH
+    assert index.found == 4 * 30
+
+
+def test_padding_is_never_found(rows, states):
+    """899 rows in 30 lists of 30: one place has no row, and its zeros would be the best of these negative logits."""
+    assert (-states @ rows.T < 0).float().mean() > 0.99
+    index = Ivf(rows[:-1], lists=30, lists_searched=30)
+    values, ids = index.search(-states, VOCABULARY - 1)
+    assert index.found == VOCABULARY - 1
+    assert torch.isfinite(values).all()
+    assert (ids.sort(dim=1).values == torch.arange(VOCABULARY - 1)).all()
+
+
+def test_rows_are_searched_alike_alone_and_in_a_batch(approximate, rows, states):
+    index = approximate(rows, lists_searched=5)
+    together = index.search(states, 10)
+    for i in range(5):
+        alone = index.search(states[i : i + 1], 10)
+        assert torch.equal(alone[1][0], together[1][i])
+        assert torch.allclose(alone[0][0], together[0][i], atol=1e-5)
+
+
+def test_a_search_is_widened_to_twice_what_is_asked_for_and_not_narrowed(approximate, rows):
+    index = approximate(rows, lists_searched=2)
+    wide = index.wide_enough(100)
+    assert wide.found >= 200
+    assert index.lists_searched == 2, "the index it came from is as it was"
+    assert wide.wide_enough(1).lists_searched == wide.lists_searched
+    assert index.wide_enough(VOCABULARY).found == VOCABULARY
+
+
+def test_every_row_is_in_one_list_and_the_same_lists_come_again(rows):
+    lists = equal_lists(rows, 30, 30, seed=0)
+    assert sorted(lists.flatten().tolist()) == list(range(VOCABULARY))
+    assert torch.equal(lists, equal_lists(rows, 30, 30, seed=0))
+
+
+def test_recall_counts_ids_in_any_order():
+    found, exact = torch.tensor([[3, 1, 2], [7, 8, 9]]), torch.tensor([[1, 2, 3], [9, 5, 6]])
+    assert recall(found, exact).tolist() == [1.0, pytest.approx(1 / 3)]
+    with pytest.raises(BadArgument, match="the shape of the exact ids"):
+        recall(found[:, :2], exact)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lists": 0}, "lists=0, but expected 1–900"),
+        ({"lists": 901}, "lists=901, but expected 1–900"),
+        ({"lists_searched": 0}, "lists_searched=0, but expected 1–30"),
+        ({"lists_searched": 31}, "lists_searched=31, but expected 1–30"),
+    ],
+)
+def test_impossible_sizes_are_refused(approximate, rows, arguments, message):
+    with pytest.raises(BadArgument, match=message):
+        approximate(rows, **arguments)
+
+
+def test_without_faiss_the_error_names_the_extra(monkeypatch, rows):
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "faiss":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(FaissMissing, match=r"pip install 'pytest-emad\[faiss\]', or search='ivf'"):
+        Faiss(rows)
+
+
+def test_a_half_precision_unembedding_is_searched_in_its_own_dtype(approximate, rows, states):
+    values, _ = approximate(rows.bfloat16(), lists_searched=4).search(states.bfloat16(), 5)
+    assert values.dtype == torch.bfloat16
+    assert np.isfinite(values.float().numpy()).all()

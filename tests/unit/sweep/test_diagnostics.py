@@ -1,0 +1,96 @@
+"""Diagnostics on traces small enough to count by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.point import OperatingPoint
+from emad_ref.sweep.diagnostics import above_cap, agreement_auroc, agreement_rate, collapse, echo_rate
+
+LAYERS = 4
+POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (1, 2), ((0.5, 0.5),))
+
+
+def trace_of(entropy, top1, token, lengths):
+    """``entropy`` and ``top1`` [tokens, 4]; ``lengths`` of the sequences."""
+    entropy, rows = np.array(entropy, dtype=np.float32), len(token)
+    return Trace(
+        entropy_nats=entropy,
+        nll_nats=entropy,
+        top1=np.array(top1, dtype=np.int32),
+        top1_probability=entropy,
+        softmax_response=entropy,
+        token=np.array(token),
+        target=np.zeros(rows, dtype=np.int64),
+        position=np.concatenate([np.arange(n) for n in lengths]),
+        starts=np.concatenate([[0], np.cumsum(lengths)]),
+        prompts=np.zeros(len(lengths), dtype=np.int64),
+    )
+
+
+@pytest.fixture(scope="module")
+def echoing():
+    """Layer 1 echoes three of four tokens and agrees with the last layer on one."""
+    top1 = [[7, 9, 9, 9], [8, 8, 3, 3], [5, 5, 5, 5], [1, 2, 6, 6]]
+    entropy = [[0.4, 0.1, 0.1, 0.0], [0.3, 0.9, 0.2, 0.0], [0.1, 0.2, 0.3, 0.0], [0.2, 0.8, 0.4, 0.0]]
+    return trace_of(entropy, top1, [7, 8, 5, 0], [4])
+
+
+def test_echo_is_the_share_of_tokens_that_a_layer_says_again(echoing):
+    assert echo_rate(echoing).tolist() == [0.75, 0.5, 0.25, 0.25]
+
+
+def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
+    assert agreement_rate(echoing).tolist() == [0.25, 0.5, 1.0, 1.0]
+
+
+def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
+    """Layer 1: the one that agrees has the lowest entropy. Layer 2: both that agree lie below both that do not."""
+    assert agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
+    confident_and_wrong = replace(echoing, entropy_nats=-echoing.entropy_nats)
+    assert agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
+    blind = replace(echoing, entropy_nats=np.ones_like(echoing.entropy_nats))
+    assert agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
+
+
+def test_auroc_is_undefined_and_not_a_half_where_all_agree(echoing):
+    assert np.isnan(agreement_auroc(echoing)[2:]).all()
+    none = replace(echoing, top1=np.array([[1, 1, 1, 2]] * 4, dtype=np.int32))
+    assert np.isnan(agreement_auroc(none)[:3]).all()
+
+
+@pytest.fixture(scope="module")
+def falling():
+    """Free depths 4 1 4 2 | 2 1, hence monotone ones 4 1 1 1 | 2 1."""
+    deep, first, second = [1.0] * 4, [0.1] * 4, [1.0, 0.1, 1.0, 1.0]
+    rows = [deep, first, deep, second, second, first]
+    return trace_of(rows, np.zeros((6, LAYERS)), [0] * 6, [4, 2])
+
+
+def test_above_cap_counts_late_hard_tokens_within_each_sequence(falling):
+    assert above_cap(falling, POINT).tolist() == [0.5, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
+def test_above_cap_asks_about_the_rule_and_not_about_the_points_schedule(falling, schedule):
+    assert above_cap(falling, replace(POINT, schedule=schedule)).tolist() == [0.5, 0.0]
+
+
+def test_a_rule_that_never_fires_leaves_nothing_above_its_cap(falling):
+    assert above_cap(falling, replace(POINT, thresholds=((-1.0, -1.0),))).tolist() == [0.0, 0.0]
+
+
+def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):
+    assert collapse(falling, POINT) == 1.0
+    three = trace_of([[1.0] * 4, [0.1] * 4, [1.0] * 4, [1.0] * 4, [1.0] * 4, [0.1] * 4], np.zeros((6, 4)), [0] * 6, [6])
+    assert collapse(three, POINT) == 1.0
+    assert collapse(three, replace(POINT, probes=(2, 3))) == 1.0
+
+
+def test_collapse_is_infinite_where_most_sequences_never_get_there(falling):
+    assert collapse(falling, replace(POINT, thresholds=((-1.0, 0.5),))) == math.inf

@@ -1,0 +1,94 @@
+"""The comparison of estimators with the full softmax, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import Estimator
+from emad_ref.sweep.estimators import agreement, agreements
+
+TOP = Estimator("topk", k=8)
+FULL = np.array([0.0, 1.0, 2.0, 3.0])
+
+
+def test_a_shifted_estimate_keeps_the_ranking_and_shows_its_bias():
+    row = agreement(TOP, 4, FULL + 0.5, FULL, thresholds=(0.25, 1.25))
+    assert row.spearman == pytest.approx(1)
+    assert row.bias_nats == pytest.approx(0.5)
+    assert row.rmse_nats == pytest.approx(0.5)
+    assert row.changed == {0.25: 0.25, 1.25: 0.25}, "one of four tokens crosses each threshold"
+    assert (row.tokens, row.corrected, row.recall) == (4, False, None)
+
+
+def test_a_correction_mends_error_and_decisions_but_not_the_reported_bias():
+    row = agreement(TOP, 4, 2 * FULL + 1, FULL, line=(0.5, -0.5), thresholds=(1.5,))
+    assert (row.bias_nats, row.rmse_nats, row.corrected) == (pytest.approx(2.5), pytest.approx(0), True)
+    assert row.changed == {1.5: 0.0}
+
+
+def test_ranking_is_spearmans():
+    assert agreement(TOP, 4, np.array([0.0, 9.0, 1.0, 10.0]), FULL).spearman == pytest.approx(0.8)
+    assert agreement(TOP, 4, FULL[::-1], FULL).spearman == pytest.approx(-1)
+
+
+def test_a_line_that_turns_the_estimate_over_turns_the_ranking_over():
+    assert agreement(TOP, 4, FULL, FULL, line=(-1.0, 0.0)).spearman == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(("raw", "full"), [(np.ones(4), FULL), (FULL, np.ones(4))])
+def test_what_never_varies_has_no_ranking(raw, full):
+    row = agreement(TOP, 4, raw, full)
+    assert math.isnan(row.spearman)
+    assert math.isfinite(row.rmse_nats)
+
+
+def test_a_table_has_one_row_per_estimator_and_probe():
+    full = np.stack([FULL, 2 * FULL], axis=1)
+    corrected = Estimator("topk", k=8, correction=((1.0, -0.5), (1.0, -0.5)))
+    linear = Estimator("linear", weights=((1.0,),) * 2)
+    rows = agreements(
+        (4, 8),
+        full,
+        {corrected: full + 0.5, linear: full},
+        thresholds=((0.5,), (1.0, 3.0)),
+        recall={corrected: (0.9, 0.8)},
+    )
+    assert [(row.estimator.name, row.probe) for row in rows] == [
+        ("topk-8", 4),
+        ("topk-8", 8),
+        ("linear", 4),
+        ("linear", 8),
+    ]
+    assert [row.recall for row in rows] == [0.9, 0.8, None, None]
+    assert [row.rmse_nats for row in rows] == pytest.approx([0] * 4)
+    assert [list(row.changed) for row in rows] == [[0.5], [1.0, 3.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("raw", "full", "message"),
+    [
+        (FULL[:2], FULL, "one estimate and one entropy per token"),
+        (FULL[:0], FULL[:0], "one estimate and one entropy per token"),
+        (np.array([0, 1, 2, np.nan]), FULL, "finite entropies; leave out what was not read"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(raw, full, message):
+    with pytest.raises(BadArgument, match=message):
+        agreement(TOP, 4, raw, full)
+
+
+@pytest.mark.parametrize(
+    ("raw", "arguments", "message"),
+    [
+        ({TOP: np.zeros((4, 1))}, {}, r"topk-8=\(4, 1\), but expected \[tokens, 2\]"),
+        ({TOP: np.zeros((4, 2))}, {"thresholds": ((1.0,),)}, r"one list per probe \(2\)"),
+        ({Estimator("topk", k=8, correction=((1.0, 0.0),)): np.zeros((4, 2))}, {}, r"one line per probe \(2\)"),
+    ],
+)
+def test_columns_that_belong_to_no_probe_are_refused(raw, arguments, message):
+    with pytest.raises(BadArgument, match=message):
+        agreements((4, 8), np.zeros((4, 2)), raw, **arguments)

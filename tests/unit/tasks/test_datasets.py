@@ -1,0 +1,283 @@
+"""Task data from a folder: what is read, and what is refused by file, line and field."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.tasks import datasets
+from emad_ref.tasks.datasets import SOURCES, TaskDataUnavailable, read, splits, world_splits
+
+ARC = [
+    {
+        "id": "Q1",
+        "question": "What melts?",
+        "choices": {"text": ["ice", "stone"], "label": ["A", "B"]},
+        "answerKey": "A",
+    },
+    {
+        "id": "Q2",
+        "question": "What is wet?",
+        "choices": {"text": ["sand", "air", "rain"], "label": ["1", "2", "3"]},
+        "answerKey": "3",
+    },
+]
+PILE = [
+    {"text": "One document.", "meta": {"pile_set_name": "Wikipedia (en)"}},
+    {"text": "Another one.\nWith two lines."},
+]
+MATH = [
+    {"problem": "What is $1+1$?", "level": "Level 1", "type": "Algebra", "solution": "It is $\\boxed{2}$."},
+    {"problem": "And $\\frac{1}{2}$ twice?", "level": "Level 1", "type": "Algebra", "solution": "$\\boxed{1}$, too."},
+]
+GSM8K = [{"question": f"{n} and {n}?", "answer": f"{n}+{n}={2 * n}\n#### {2 * n}"} for n in range(1, 8)]
+HUMANEVAL = [
+    {
+        "task_id": "HumanEval/0",
+        "prompt": "def one():\n",
+        "canonical_solution": "    return 1\n",
+        "test": "def check(candidate):\n    assert candidate() == 1\n",
+        "entry_point": "one",
+    }
+]
+SQUAD = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "Rivers",
+            "paragraphs": [
+                {
+                    "context": "The Elbe flows to the sea.",
+                    "qas": [
+                        {
+                            "id": "r1",
+                            "question": "What flows?",
+                            "answers": [{"text": "The Elbe", "answer_start": 0}, {"text": "Elbe", "answer_start": 4}],
+                        },
+                        {"id": "r2", "question": "Where to?", "answers": [{"text": "the sea", "answer_start": 18}]},
+                    ],
+                }
+            ],
+        }
+    ],
+}
+SAMSUM = [{"id": "1", "dialogue": "Ada: Tea?\nBob: Yes.", "summary": "Bob wants tea."}]
+WIKITEXT = " = Ada = \n \n Ada counts . \n \n = = Life = = \n \n She counts on . \n = Bob = \n \n Bob reads . \n"
+
+
+def write(path: Path, rows: Any) -> Path:
+    """JSON lines for a list under .jsonl, one JSON value elsewhere."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(row) + "\n" for row in rows) if path.suffix == ".jsonl" else json.dumps(rows)
+    path.write_text(lines, encoding="utf-8")
+    return path
+
+
+def write_folder(data: Path) -> Path:
+    """A whole data folder in small."""
+    write(data / "arc/ARC-Easy/test.jsonl", ARC)
+    write(data / "arc/ARC-Challenge/test.jsonl", ARC)
+    write(data / "arc/ARC-Challenge/train.jsonl", ARC)
+    write(data / "pile/valid.jsonl", PILE)
+    for split in ("train", "test"):
+        write(data / f"math/algebra/{split}.jsonl", MATH)
+        write(data / f"gsm8k/{split}.jsonl", GSM8K)
+    write(data / "humaneval/HumanEval.jsonl", HUMANEVAL)
+    write(data / "squad/dev-v1.1.json", SQUAD)
+    write(data / "samsum/test.json", SAMSUM)
+    for folder in ("wikitext-2", "wikitext-103"):
+        (data / folder).mkdir()
+        (data / folder / "test.txt").write_text(WIKITEXT, encoding="utf-8")
+    return data
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return write_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "folder", "split", "rows"),
+    [
+        ("arc", "arc/ARC-Easy", "test", ARC),
+        ("pile", "pile", "validation", PILE),
+        ("math", "math/algebra", "train", MATH),
+        ("gsm8k", "gsm8k", "test", GSM8K),
+        ("humaneval", "humaneval", "test", HUMANEVAL),
+        ("samsum", "samsum", "test", SAMSUM),
+    ],
+)
+def test_rows_are_read_as_the_hub_has_them(data, source, folder, split, rows):
+    assert read(source, split, data / folder) == rows
+
+
+def test_every_source_is_covered_by_these_fixtures(data):
+    """A source added without a fixture would go unread."""
+    folders = {"arc": "arc/ARC-Easy", "math": "math/algebra", "wikitext": "wikitext-2"}
+    found = {s for s in SOURCES if any(datasets.file_of(s, p, data / folders.get(s, s)) for p in SOURCES[s].files)}
+    assert found == set(SOURCES)
+
+
+def test_wikitext_is_cut_into_pages_at_top_level_headings(data):
+    first, second = read("wikitext", "test", data / "wikitext-2")
+    assert first["page"].startswith(" = Ada = ")
+    assert "= = Life = =" in first["page"]
+    assert second["page"] == " = Bob = \n \n Bob reads . \n"
+
+
+def test_squads_nesting_becomes_one_row_per_question(data):
+    first, second = read("squad", "validation", data / "squad")
+    assert first == {
+        "id": "r1",
+        "title": "Rivers",
+        "context": "The Elbe flows to the sea.",
+        "question": "What flows?",
+        "answers": {"text": ["The Elbe", "Elbe"], "answer_start": [0, 4]},
+    }
+    assert second["answers"]["text"] == ["the sea"]
+
+
+def test_compressed_lines_and_lines_instead_of_an_array_are_read_too(tmp_path):
+    with gzip.open(tmp_path / "HumanEval.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in HUMANEVAL)
+    assert read("humaneval", "test", tmp_path) == HUMANEVAL
+    write(tmp_path / "test.jsonl", SAMSUM)
+    assert read("samsum", "test", tmp_path) == SAMSUM
+
+
+def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path):
+    row = {"text": "before\u2028after"}
+    (tmp_path / "valid.jsonl").write_text(json.dumps(row, ensure_ascii=False) + "\n\n", encoding="utf-8")
+    assert read("pile", "validation", tmp_path) == [row]
+
+
+def without(row, name):
+    return {key: value for key, value in row.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "message"),
+    [
+        ("arc", without(ARC[0], "choices"), r"line 2: choices=None, but expected \{'text'"),
+        ("arc", {**ARC[0], "choices": {"text": ["ice"], "label": ["A"]}}, "line 2: choices=.*two or more"),
+        ("arc", {**ARC[0], "choices": {"text": ["ice", "tea"], "label": ["A"]}}, "line 2: choices=.*equally many"),
+        ("arc", {**ARC[0], "choices": {"text": ["ice", 7], "label": ["A", "B"]}}, "line 2: choices=.*strings"),
+        ("arc", {**ARC[0], "answerKey": "C"}, r"line 2: answerKey='C', but expected one of choices\.label"),
+        ("arc", {**ARC[0], "question": {"stem": "What?"}}, "line 2: question=.*a string"),
+        ("math", without(MATH[0], "problem"), "line 2: problem=None, but expected a string that is not blank"),
+        ("math", {**MATH[0], "solution": "It is 2."}, r"line 2: solution='It is 2\.'.*in \\boxed"),
+        ("gsm8k", {**GSM8K[0], "answer": "2"}, "line 2: answer='2'.*'#### RESULT'"),
+        ("gsm8k", {**GSM8K[0], "question": "  "}, "line 2: question='  '.*not blank"),
+    ],
+)
+def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path, source, row, message):
+    good = {"arc": ARC, "math": MATH, "gsm8k": GSM8K}[source][0]
+    path = write(tmp_path / "test.jsonl", [good, row])
+    with pytest.raises(BadArgument, match=message) as caught:
+        read(source, "test", tmp_path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('{"text": "a"}\n{"text": "b"', r"valid\.jsonl, line 2=.*a JSON object; mend the line"),
+        ('{"text": "a"}\n["b"]\n', r"valid\.jsonl, line 2=.*a JSON object"),
+        ('{"text": "a"}\n\n{"text": 3}\n', r"line 3: text=3, but expected a string"),
+        ("", "has no rows.*at least one"),
+        (b"\xff\xfe", "a complete file in UTF-8"),
+    ],
+)
+def test_a_pile_file_that_is_damaged_is_refused(tmp_path, lines, message):
+    (tmp_path / "valid.jsonl").write_bytes(lines if isinstance(lines, bytes) else lines.encode())
+    with pytest.raises(BadArgument, match=message):
+        read("pile", "validation", tmp_path)
+
+
+def test_squads_second_version_is_refused(tmp_path):
+    whole = json.loads(json.dumps(SQUAD))
+    whole["data"][0]["paragraphs"][0]["qas"][1]["answers"] = []
+    write(tmp_path / "dev-v1.1.json", whole)
+    with pytest.raises(BadArgument, match=r"data\[0\]\.paragraphs\[0\]\.qas\[1\]: answers=.*as in SQuAD v1\.1"):
+        read("squad", "validation", tmp_path)
+    del whole["data"][0]["paragraphs"]
+    write(tmp_path / "dev-v1.1.json", whole)
+    with pytest.raises(BadArgument, match=r"data\[0\]: paragraphs='None', but expected a list"):
+        read("squad", "validation", tmp_path)
+
+
+def test_a_missing_file_or_split_is_named(data):
+    with pytest.raises(BadArgument, match=r"ARC-Easy'.*a folder that holds validation\.jsonl or"):
+        read("arc", "validation", data / "arc/ARC-Easy")
+    with pytest.raises(BadArgument, match="split='train', but expected one of test, which humaneval has"):
+        read("humaneval", "train", data / "humaneval")
+    with pytest.raises(BadArgument, match="source='mmlu', but expected one of wikitext, pile"):
+        read("mmlu", "test", data)
+
+
+def test_splits_are_read_when_first_asked_for(data):
+    pytest.importorskip("datasets")
+    wanted = splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data, version=1.0)
+    assert len(wanted) == 0
+    assert wanted["test"][1] == ARC[1]
+    assert wanted["test"] is wanted["test"]
+    with pytest.raises(BadArgument, match="a folder that holds validation"):
+        wanted["validation"]
+
+
+def test_an_optional_split_that_is_missing_is_empty_and_said_to_be(data, caplog):
+    pytest.importorskip("datasets")
+    wanted = splits(source="arc", folder="arc/ARC-Easy", hub="-", optional=("train",), data=data)
+    assert len(wanted["train"]) == 0
+    assert "no train split" in caplog.text
+    with pytest.raises(BadArgument, match="a folder that holds train"):
+        splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
+    with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is no empty split
+        splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
+
+
+def test_hub_rows_pass_the_same_checks(monkeypatch):
+    hub = pytest.importorskip("datasets")
+    asked = []
+
+    def load_dataset(name, configuration, split):
+        asked.append((name, configuration, split))
+        return hub.Dataset.from_list([*ARC, {**ARC[0], "answerKey": "Z"}])
+
+    monkeypatch.setattr(hub, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "reachable", lambda: True)
+    wanted = splits(source="arc", folder="-", hub="allenai/ai2_arc", name="ARC-Easy")
+    with pytest.raises(BadArgument, match="allenai/ai2_arc, test row 2: answerKey='Z'"):
+        wanted["test"]
+    assert asked == [("allenai/ai2_arc", "ARC-Easy", "test")]
+
+
+def test_without_a_folder_and_offline_the_remedy_is_named(monkeypatch):
+    hub = pytest.importorskip("datasets")
+    seen = []
+
+    def load_dataset(name, configuration, split):
+        from huggingface_hub import constants
+
+        seen.append(constants.HF_HUB_OFFLINE)
+        raise ConnectionError("no cache")
+
+    monkeypatch.setattr(hub, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "reachable", lambda: False)
+    with pytest.raises(TaskDataUnavailable, match=r"hub='openai/gsm8k'.*no cache.*pass a data folder"):
+        splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main")["test"]
+    assert seen == [True]  # asked as under HF_HUB_OFFLINE: the cache only
+
+
+def test_the_worlds_splits_are_seeded_and_differ():
+    pytest.importorskip("datasets")
+    one, again = world_splits(world_task="facts", items=5), world_splits(world_task="facts", items=5)
+    assert one["test"].to_list() == again["test"].to_list()
+    assert len(one["test"]) == 5
+    assert one["test"][0]["answer"] in one["test"][0]["options"]
+    assert one["validation"].to_list() != one["test"].to_list()

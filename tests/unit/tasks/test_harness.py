@@ -1,0 +1,484 @@
+"""lm-eval's side of the harness: arguments, requests it refuses, resuming, and tasks over a local data folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.profile import BadProfile, profile_of
+from emad_ref.calibration.trace import take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import load
+from emad_ref.point import full_depth
+from emad_ref.policy.thresholds import fixed_entropy
+from emad_ref.replay import depths
+from emad_ref.tasks.scoring import correct, item_of, sequences_of
+from emad_ref.text import world
+from tests.unit.tasks.test_datasets import write_folder
+
+pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+import lm_eval.tasks
+from lm_eval.tasks._yaml_loader import load_yaml
+
+from emad_ref.tasks import harness
+from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
+from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.journal import BadJournal, Journal
+from emad_ref.tasks.local import FOLDER, processing
+
+STOCK = Path(lm_eval.tasks.__file__).parent
+EARLY = fixed_entropy(4, (1, 2, 3), 1.0)
+
+
+@pytest.fixture(scope="module")
+def nano():
+    return load("emad-nano")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_folder(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def profile(nano, tmp_path_factory):
+    """A profile of the model on a few of the world's examples."""
+    items = [item_of(e, nano.tokenizer, nano.opening) for e in world.examples("facts", "calibrate", 8)]
+    trace = take_trace(nano.stepper, sequences_of(items))
+    known = {"model": nano.name, "fingerprint": nano.fingerprint, "corpus": "facts", "dtype": "float32"}
+    path = tmp_path_factory.mktemp("profile") / "profile.json"
+    profile_of(trace, (1, 2), **known).save(path)
+    return path
+
+
+def request(*arguments):
+    return SimpleNamespace(args=arguments)
+
+
+SCORED = [request("Ada has", f" {n} cards.") for n in range(1, 7)]
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_lm_eval_makes_the_model_from_its_argument_string(nano, profile):
+    """As ``--model emad --model_args …`` does, once this module is imported."""
+    from lm_eval.api.registry import get_model
+
+    arguments = f"pretrained=emad-nano,profile={profile},margin=0.1"
+    lm = get_model("emad").create_from_arg_string(arguments, {"batch_size": 2, "max_batch_size": None, "device": None})
+    assert (lm.point.family, lm.point.margin_nats, lm.batch_size) == ("emad", 0.1, 2)
+    assert lm.point.probes == (1, 2)
+    assert lm.max_length == lm.stepper.max_positions
+    assert lm.get_model_info()["fingerprint"] == nano.fingerprint
+
+
+def test_without_a_point_or_profile_it_is_full_depth(nano):
+    assert EmadLM(nano).point == full_depth(4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"margin": 0.1}, "margin=0.1, but expected a profile beside it"),
+        ({"point": full_depth(4), "profile": "x.json"}, "profile='x.json', but expected None beside a point"),
+        ({"point": full_depth(12)}, r"point\.layers=12, but expected 4"),
+        ({"batch_size": 0}, "batch_size=0, but expected a number of rows ≥ 1, or auto"),
+        ({"batch_size": "auto:4"}, "batch_size='auto:4'"),
+        ({"max_length": 100_000}, "max_length=100000, but expected 1–"),
+        ({"dtype": "float64"}, "None for a loaded model"),
+    ],
+)
+def test_contradictory_arguments_are_refused(nano, arguments, message):
+    with pytest.raises(BadArgument, match=message):
+        EmadLM(nano, **arguments)
+
+
+def test_other_arguments_are_refused_by_name(nano, profile):
+    with pytest.raises(BadArgument, match="a model with a tokenizer that has an end-of-text token; random weights"):
+        EmadLM("random:pythia-70m")
+    with pytest.raises(BadArgument, match="dtype='int8', but expected one of float64"):
+        EmadLM("emad-nano", dtype="int8")
+    with pytest.raises(BadProfile, match="fingerprint"):
+        EmadLM("emad-tiny", profile=profile)
+    assert EmadLM("emad-nano", batch_size="auto", dtype="bfloat16").stepper.dtype.itemsize == 2
+
+
+def test_lm_evals_request_cache_is_refused(nano, tmp_path):
+    """It would answer for one operating point with another's results."""
+    from lm_eval.api.model import CachingLM
+
+    with pytest.raises(BadArgument, match=r"use_cache=.*pass journal=FOLDER"):
+        CachingLM(EmadLM(nano), str(tmp_path / "cache.db"))
+
+
+# ---------------------------------------------------------------- tokens and requests
+
+
+@pytest.mark.parametrize(("asked", "opened"), [(None, False), (True, True), (False, False)])
+def test_the_opening_token_stands_where_it_is_asked_for_and_never_twice(nano, asked, opened):
+    lm = EmadLM(nano, add_bos_token=asked)
+    bare = nano.tokenizer.encode("Ada has", add_special_tokens=False)
+    assert lm.tok_encode("Ada has") == [lm.prefix_token_id] * opened + bare
+    already = nano.tokenizer.decode([lm.prefix_token_id]) + "Ada has"
+    assert lm.tok_encode(already) == [lm.prefix_token_id, *bare]
+    assert lm.tok_encode("Ada has", add_special_tokens=False) == bare
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_sample": True, "temperature": 0.7}, "expected greedy decoding; drop sampling"),
+        ({"num_beams": 4}, "expected greedy decoding"),
+        ({"max_gen_toks": 512}, "max_gen_toks=512, but expected 1–511"),
+        ({"max_gen_toks": 0}, "max_gen_toks=0"),
+    ],
+)
+def test_what_greedy_decoding_does_not_do_is_refused(nano, settings, message):
+    with pytest.raises(BadArgument, match=message):
+        EmadLM(nano).generate_until([request("Ada", {"until": ["."], **settings})], disable_tqdm=True)
+
+
+def test_settings_without_effect_on_greedy_decoding_are_taken(nano):
+    plain, named = ({"until": ["."], "max_gen_toks": 5, **more} for more in ({}, {"temperature": 0.0, "top_p": 0.9}))
+    first, second = EmadLM(nano).generate_until([request("Ada", plain), request("Ada", named)], disable_tqdm=True)
+    assert first == second
+
+
+def test_nothing_to_score_is_refused(nano):
+    with pytest.raises(BadArgument, match="1 context and 0 continuation tokens', but expected at least one of each"):
+        EmadLM(nano)._loglikelihood_tokens([(None, [5], [])])
+    with pytest.raises(BadArgument, match="at most 8 to predict"):
+        EmadLM(nano, max_length=8)._loglikelihood_tokens([(None, [5], list(range(9)))])
+
+
+def test_a_text_without_tokens_has_likelihood_one(nano):
+    assert EmadLM(nano).loglikelihood_rolling([request("")], disable_tqdm=True) == [0]
+
+
+def test_a_long_context_is_cut_on_the_left_and_said_to_be(nano, caplog):
+    lm = EmadLM(nano, max_length=20)
+    settings = {"until": [], "max_gen_toks": 4}
+    whole = "Ada has nine cards and Bob has two. " * 5
+    tail = nano.tokenizer.decode(nano.tokenizer.encode(whole)[-16:])
+    long, short = lm.generate_until([request(whole, settings), request(tail, settings)], disable_tqdm=True)
+    assert long == short
+    assert "cut on the left to 16" in caplog.text
+
+
+# ---------------------------------------------------------------- resuming
+
+
+class Interrupt(Exception):
+    """Stands for a signal in the middle of a run."""
+
+
+def counting(monkeypatch, stop_after: int | None = None) -> list[int]:
+    """Sizes of the batches that ``replayed`` really ran; raises in the batch after ``stop_after``."""
+    ran: list[int] = []
+    real = harness.replayed
+
+    def replayed(stepper, point, batch):
+        if stop_after is not None and len(ran) == stop_after:
+            raise Interrupt
+        ran.append(len(batch))
+        return real(stepper, point, batch)
+
+    monkeypatch.setattr(harness, "replayed", replayed)
+    return ran
+
+
+def test_an_interrupted_run_loses_only_the_batch_in_progress(nano, tmp_path, monkeypatch):
+    expected = EmadLM(nano).loglikelihood(SCORED, disable_tqdm=True)
+    with monkeypatch.context() as patched:
+        assert counting(patched, stop_after=2) == []
+        with pytest.raises(Interrupt):
+            EmadLM(nano, batch_size=2, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
+    ran = counting(monkeypatch)
+    resumed = EmadLM(nano, batch_size=2, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
+    assert sum(ran) == len(SCORED) - 2 * 2
+    np.testing.assert_allclose([a[0] for a in resumed], [a[0] for a in expected], rtol=1e-6)
+    ran.clear()
+    assert EmadLM(nano, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True) == resumed
+    assert ran == []
+
+
+def test_a_journal_answers_for_its_own_operating_point_only(nano, tmp_path, monkeypatch):
+    full = EmadLM(nano, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
+    ran = counting(monkeypatch)
+    early = EmadLM(nano, point=EARLY, journal=tmp_path).loglikelihood(SCORED, disable_tqdm=True)
+    assert sum(ran) == len(SCORED)
+    assert early != full
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_generated_texts_and_windows_are_kept_too(nano, tmp_path):
+    def run():
+        lm = EmadLM(nano, point=EARLY, journal=tmp_path, max_length=30)
+        texts = lm.generate_until([request("Ada", {"until": ["."], "max_gen_toks": 8})], disable_tqdm=True)
+        return texts, lm.loglikelihood_rolling([request("Ada has nine cards. " * 6)], disable_tqdm=True), lm
+
+    texts, rolling, lm = run()
+    lines = lm._journal.path.read_text().splitlines()
+    again = run()
+    assert again[:2] == (texts, rolling)
+    assert lm._journal.path.read_text().splitlines() == lines
+    assert len(lines) > 3  # the identity, a text, several windows
+
+
+def test_a_line_cut_short_by_the_interruption_is_dropped(tmp_path):
+    journal = Journal(tmp_path, {"model": "m"})
+    journal.record([("a", [1.5, True]), ("b", "text")])
+    with journal.path.open("a") as file:
+        file.write('{"request": "c", "resu')
+    again = Journal(tmp_path, {"model": "m"})
+    assert again.results == {"a": [1.5, True], "b": "text"}
+    again.record([("d", 4)])
+    assert Journal(tmp_path, {"model": "m"}).results == {"a": [1.5, True], "b": "text", "d": 4}
+
+
+def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
+    journal = Journal(tmp_path, {"model": "m"})
+    journal.path.write_text('{"ident')
+    Journal(tmp_path, {"model": "m"}).record([("a", 1)])
+    assert Journal(tmp_path, {"model": "m"}).results == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("line", "text"), [(0, '{"identity": {"model": "other"}}'), (1, "not JSON"), (1, '{"request": "a"}'), (1, "[]")]
+)
+def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
+    journal = Journal(tmp_path, {"model": "m"})
+    journal.record([("a", 1), ("b", 2)])
+    lines = journal.path.read_text().splitlines()
+    lines[line] = text
+    journal.path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(BadJournal, match=rf"line {line + 1}=.*remove the file to start over"):
+        Journal(tmp_path, {"model": "m"})
+
+
+def test_a_journal_cannot_file_a_users_decoder(nano, tmp_path):
+    with pytest.raises(BadArgument, match="a decoder has no fingerprint to file by"):
+        EmadLM(nano, decoder=WalkedDecoder(nano.stepper, full_depth(4)), journal=tmp_path)
+
+
+# ---------------------------------------------------------------- task definitions
+
+SAME_NAME = ["wikitext", "arc_easy", "arc_challenge", "gsm8k", "hendrycks_math_algebra", "hendrycks_math_precalc"]
+PLACES = {"wikitext": "wikitext/wikitext", "gsm8k": "gsm8k/gsm8k"}
+OURS = {"custom_dataset", "dataset_kwargs", "dataset_path", "dataset_name", "tag", "process_docs", "metric_list"}
+
+
+def stock(name: str) -> dict:
+    folder = "arc" if name.startswith("arc") else "hendrycks_math"
+    return load_yaml(STOCK / f"{PLACES.get(name, f'{folder}/{name}')}.yaml")
+
+
+def plain(value):
+    return (value.__module__, value.__qualname__) if callable(value) else value
+
+
+@pytest.mark.parametrize("name", SAME_NAME)
+def test_tasks_of_lm_evals_names_are_lm_evals_tasks(name):
+    """Every prompt, stop sequence, filter, metric and shot; only where documents come from differs."""
+    mine, theirs = load_yaml(FOLDER / f"{name}.yaml"), stock(name)
+    left_out = OURS | ({"training_split"} if name == "wikitext" else set())
+    assert {k: plain(v) for k, v in mine.items() if k not in left_out} == {
+        k: plain(v) for k, v in theirs.items() if k not in left_out
+    }
+    assert (mine["dataset_kwargs"]["hub"], mine["dataset_kwargs"]["name"]) == (
+        theirs["dataset_path"],
+        theirs["dataset_name"],
+    )
+    for metric, given in zip(mine["metric_list"], theirs["metric_list"], strict=True):
+        assert given.items() <= metric.items()  # the stock WikiText leaves its aggregation to a default
+
+
+def test_every_subject_of_math_is_a_task_and_the_group_has_them_all():
+    group, theirs = (load_yaml(folder / "hendrycks_math.yaml") for folder in (FOLDER, STOCK / "hendrycks_math"))
+    assert group == theirs
+    for name in group["task"]:
+        mine = load_yaml(FOLDER / f"{name}.yaml")
+        assert (mine["task"], mine["dataset_kwargs"]["name"]) == (name, stock(name)["dataset_name"])
+        assert mine["dataset_kwargs"]["folder"] == f"math/{stock(name)['dataset_name']}"
+
+
+def test_humaneval_is_asked_as_lm_eval_asks_it():
+    mine = load_yaml(FOLDER / "humaneval.yaml", resolve_func=False)
+    theirs = load_yaml(STOCK / "humaneval/humaneval.yaml", resolve_func=False)  # its functions need the hub
+    for key in ("doc_to_text", "doc_to_target", "generation_kwargs", "unsafe_code", "num_fewshot", "repeats"):
+        assert mine[key] == theirs[key]
+
+
+def test_every_definition_can_be_found_by_name():
+    written = [load_yaml(path, resolve_func=False) for path in FOLDER.glob("*.yaml")]
+    assert {definition.get("group", definition["task"]) for definition in written} <= set(task_names())
+    assert {"wikitext_103", "pile", "squad", "samsum", "humaneval", "hendrycks_math", "world_code"} <= set(task_names())
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def test_every_task_runs_over_a_local_folder(nano, data):
+    tasks = ["wikitext", "wikitext_103", "pile", "arc_easy", "arc_challenge", "gsm8k", "hendrycks_math_algebra"]
+    results = evaluate_tasks(EmadLM(nano, point=EARLY), [*tasks, "squad", "samsum"], data=data, limit=2)
+    seen = {name: (result.metric, result.filter, result.n) for name, result in results.items()}
+    assert seen == {
+        "wikitext": ("word_perplexity", "none", 2),
+        "wikitext_103": ("word_perplexity", "none", 2),
+        "pile": ("word_perplexity", "none", 2),
+        "arc_easy": ("acc", "none", 2),
+        "arc_challenge": ("acc", "none", 2),
+        "gsm8k": ("exact_match", "strict-match", 2),
+        "hendrycks_math_algebra": ("exact_match", "none", 2),
+        "squad": ("exact", "none", 2),
+        "samsum": ("rougeL", "none", 1),
+    }
+    assert list(results["gsm8k"].others) == [("exact_match", "flexible-extract")]
+    assert list(results["arc_easy"].others) == [("acc_norm", "none")]
+    assert list(results["squad"].others) == [("f1", "none")]
+    for result in results.values():
+        assert result.scores.shape == (result.n,)
+        assert np.isfinite(result.scores).all()
+        assert len(set(result.items)) == result.n
+
+
+def test_results_of_two_points_pair_document_by_document(nano, data):
+    full, early = (evaluate_tasks(EmadLM(nano, point=p), ["pile"], data=data)["pile"] for p in (full_depth(4), EARLY))
+    assert full.items == early.items
+    assert (full.tokens == early.tokens).all()
+    assert (full.scores != early.scores).any()
+
+
+def test_perplexity_is_summed_over_documents_and_counts_their_tokens(nano, data):
+    lm = EmadLM(nano)
+    result = evaluate_tasks(lm, ["pile"], data=data)["pile"]
+    texts = [json.loads(line)["text"] for line in (data / "pile/valid.jsonl").read_text().splitlines()]
+    nats = [-v for v in lm.loglikelihood_rolling([request(text) for text in texts], disable_tqdm=True)]
+    np.testing.assert_allclose(result.scores, nats, rtol=1e-6)
+    assert result.tokens.tolist() == [len(nano.tokenizer.encode(text)) for text in texts]
+    assert result.units.tolist() == [2, 5]
+    assert result.value == pytest.approx(math.exp(sum(nats) / 7))
+    assert result.token_perplexity == pytest.approx(math.exp(sum(nats) / result.tokens.sum()))
+
+
+def test_a_perplexity_has_a_standard_error_from_its_documents():
+    """Against the spread of the same ratio over resampled documents."""
+    rng = np.random.default_rng(0)
+    units = rng.integers(20, 200, size=400)
+    scores = units * rng.normal(3.0, 0.5, size=400)
+    result = TaskResult("t", "word_perplexity", "none", scores, ("",) * 400, tokens=units, units=units)
+    drawn = rng.integers(0, 400, size=(4000, 400))
+    spread = np.exp(scores[drawn].sum(axis=1) / units[drawn].sum(axis=1)).std()
+    assert result.standard_error == pytest.approx(spread, rel=0.1)  # the bootstrap's own error is 1 %, linearising adds
+    one = TaskResult("t", "word_perplexity", "none", scores[:1], ("",), tokens=units[:1], units=units[:1])
+    assert one.standard_error is None
+
+
+def test_an_accuracy_has_the_usual_standard_error():
+    result = TaskResult("t", "acc", "none", np.array([1.0, 0.0, 1.0, 1.0]), ("",) * 4)
+    assert (result.value, result.token_perplexity) == (0.75, None)
+    assert result.standard_error == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("task", ["facts", "inventory"])
+def test_the_worlds_tasks_are_scored_as_the_suites_score_them(nano, task):
+    lm = EmadLM(nano, point=EARLY, add_bos_token=True)
+    result = evaluate_tasks(lm, [f"world_{task}"], limit=40)[f"world_{task}"]
+    items = [item_of(e, nano.tokenizer, nano.opening) for e in world.examples(task, "evaluate", 40)]
+    trace = take_trace(nano.stepper, sequences_of(items))
+    assert result.scores.astype(bool).tolist() == correct(items, trace, depths(trace, EARLY)).tolist()
+
+
+def test_the_worlds_programs_are_judged_by_their_asserts(nano):
+    (document,) = (
+        dict(row) for row in task_manager(None).load(["world_code"])["tasks"]["world_code"].eval_docs.take(1)
+    )
+    assert processing.world_code_results(document, [document["answer"]]) == {"acc": 1.0}
+    assert processing.world_code_results(document, [" x + 1000\n"]) == {"acc": 0.0}
+    assert processing.world_code_results(document, [document["answer"].rstrip("\n")]) == {"acc": 0.0}  # line unfinished
+    assert set(evaluate_tasks(EmadLM(nano), ["world_code"], limit=3)["world_code"].scores) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tasks": []}, r"tasks=\[\], but expected some of"),
+        ({"tasks": ["arc_easy", "mmlu"]}, r"tasks=\['mmlu'\], but expected some of .*arc_easy"),
+        ({"tasks": ["arc_easy"], "limit": 0}, "limit=0, but expected a count of documents ≥ 1"),
+        ({"tasks": ["humaneval"]}, "run_code=False, but expected True for humaneval"),
+    ],
+)
+def test_evaluation_refuses_what_it_cannot_do(nano, data, arguments, message):
+    with pytest.raises(BadArgument, match=message):
+        evaluate_tasks(EmadLM(nano), data=data, **arguments)
+
+
+def test_bad_data_is_named_by_file_and_line(nano, tmp_path):
+    (tmp_path / "pile").mkdir()
+    (tmp_path / "pile/valid.jsonl").write_text('{"text": "a"}\n{"words": "b"}\n')
+    with pytest.raises(BadArgument, match=r"valid\.jsonl, line 2: text=None"):
+        evaluate_tasks(EmadLM(nano), ["pile"], data=tmp_path)
+
+
+def test_simple_evaluate_takes_the_model_as_it_is(nano, data, monkeypatch):
+    import lm_eval.evaluator
+
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)  # asks pip for seconds
+    lm = EmadLM(nano, point=EARLY)
+    results = lm_eval.evaluator.simple_evaluate(
+        model=lm, tasks=["arc_easy"], task_manager=task_manager(data), bootstrap_iters=0
+    )
+    mine = evaluate_tasks(lm, ["arc_easy"], data=data)["arc_easy"]
+    assert results["results"]["arc_easy"]["acc,none"] == mine.value
+    assert results["config"]["point"]["name"] == EARLY.name
+
+
+# ---------------------------------------------------------------- scores of our own definitions
+
+
+@pytest.mark.parametrize(
+    ("prediction", "exact", "f1"),
+    [
+        ("the Elbe.", 1.0, 1.0),  # case, article and full stop do not count
+        ("Elbe river", 0.0, 2 / 3),
+        ("river", 0.0, 0.0),
+        ("", 0.0, 0.0),
+    ],
+)
+def test_squad_scores_the_best_of_the_reference_answers(prediction, exact, f1):
+    document = {"answers": {"text": ["Vltava", "The Elbe"]}}
+    assert processing.squad_results(document, [prediction]) == {"exact": exact, "f1": pytest.approx(f1)}
+
+
+def test_words_are_matched_as_often_as_both_texts_have_them():
+    assert processing.token_f1("red red fox", "red fox") == pytest.approx(2 * 2 / 5)
+    assert processing.token_f1("the", "a") == 1.0  # nothing is left of either
+
+
+def test_samsum_is_scored_by_rouge():
+    document = {"summary": "Bob wants tea"}
+    assert processing.samsum_results(document, ["Bob wants tea"]) == {"rouge1": 1.0, "rougeL": 1.0}
+    scores = processing.samsum_results(document, ["tea wants Bob"])
+    assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
+
+
+def test_humaneval_is_judged_by_the_sandbox(monkeypatch):
+    programs = []
+
+    def judged(problems, completions):
+        programs.append((problems[0].entry_point, completions[0]))
+        return [SimpleNamespace(outcome="passed" if "1" in completions[0] else "failed")]
+
+    monkeypatch.setattr(processing, "judged", judged)
+    names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
+    document = dict.fromkeys(names, "one")
+    assert processing.humaneval_results(document, ["    return 1\n"]) == {"pass@1": 1.0}
+    assert processing.humaneval_results(document, ["    return 2\n"]) == {"pass@1": 0.0}
+    assert programs == [("one", "    return 1\n"), ("one", "    return 2\n")]

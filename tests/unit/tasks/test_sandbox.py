@@ -1,0 +1,527 @@
+"""A program nobody has read is confined or not run: hostile programs harm nothing, see nothing and leave nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.tasks import sandbox
+from emad_ref.tasks.sandbox import Backend, SandboxUnavailable, availability, refusal, run_in, run_program
+
+MEMORY_BYTES = 512 << 20
+PAGES = count(1 + os.getpid() % 50_000)  # so many pages on top: a number that only one run's command lines hold
+
+
+@pytest.fixture(params=sandbox.BACKENDS, ids=lambda backend: backend.name)
+def backend(request):
+    """Every backend that confines on this machine."""
+    if reason := refusal(request.param):
+        pytest.skip(reason)
+    return request.param
+
+
+@pytest.fixture
+def run(backend, monkeypatch, tmp_path):
+    """``run_program`` on one backend; afterwards no process, file or folder of the run may be there."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    marks = []
+
+    def run(source, *, seconds=10.0, output_bytes=64 << 10):
+        marks.append(MEMORY_BYTES + next(PAGES) * 4096)
+        return run_in(backend, source, seconds, marks[-1], output_bytes)
+
+    yield run
+    assert all(is_gone(mark) for mark in marks)
+    assert list(folder.iterdir()) == []
+
+
+def is_gone(mark: int, seconds: float = 5.0) -> bool:
+    """Whether no process has ``mark`` on its command line; the kernel may take a moment to bury the killed."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not with_mark(mark):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def with_mark(mark: int) -> list[str]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if f"RLIMIT_AS={mark}".encode() in path.read_bytes():
+                found.append(path.parent.name)
+    return found
+
+
+# --- what a run says ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "outcome", "exit_code"),
+    [
+        ("print('hello')", "passed", 0),
+        ("assert 1 + 1 == 3", "failed", 1),
+        ("def broken(:", "failed", 1),
+        ("x = '\0'", "failed", 1),
+        ("x = '\ud800'", "failed", 1),
+        ("input()", "failed", 1),
+        ("import sys; sys.exit(0)", "failed", 1),
+        ("import os; os._exit(0)", "failed", 0),
+        ("bytearray(1 << 40)", "memory", sandbox.OUT_OF_MEMORY),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed", 128 + signal.SIGSEGV),
+    ],
+)
+def test_outcome_names_how_a_program_ended(run, source, outcome, exit_code):
+    result = run(source)
+    assert (result.outcome, result.exit_code) == (outcome, exit_code), result
+
+
+def test_output_comes_back_and_a_traceback_names_the_line(run):
+    result = run("import sys\nprint('out')\nsys.stderr.write('err\\n')\n1 / 0")
+    assert result.stdout == "out\n"
+    assert result.stderr.startswith("err\n")
+    assert 'File "<program>", line 4' in result.stderr
+
+
+def test_a_program_is_the_main_module_with_nothing_imported_for_it(run):
+    assert (
+        run("assert __name__ == '__main__'\nimport sys\nassert sys.modules['__main__'].__dict__ is globals()").outcome
+        == "passed"
+    )
+    assert "NameError" in run("os.getpid()").stderr
+
+
+def test_the_standard_library_is_there_and_installed_packages_are_not(run):
+    source = """
+import collections, ctypes, decimal, hashlib, importlib.util, json, re, typing, zlib
+print([name for name in ("numpy", "pytest", "emad_ref", "pip", "setuptools") if importlib.util.find_spec(name)])
+"""
+    assert run(source).stdout == "[]\n"
+    hidden = f"import os\nprint([name for path in {sandbox.view().hidden!r} for name in os.listdir(path)])"
+    assert run(hidden).stdout == "[]\n"
+
+
+def test_the_order_of_a_set_is_the_same_in_every_run(run):
+    source = "print({str(n) for n in range(50)})"
+    assert run(source).stdout == run(source).stdout
+
+
+def test_runs_at_the_same_time_keep_apart(run):
+    sources = [f"open('same', 'x').write('{n}'); print(open('same').read())" for n in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert [result.stdout for result in pool.map(run, sources)] == ["0\n", "1\n", "2\n", "3\n"]
+
+
+# --- time, memory, output -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "while True: pass",
+        "import time; time.sleep(1000)",
+        "import signal\nfor s in {1, 2, 3, 10, 15, 24}: signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+        "import os\nos.close(0); os.close(1); os.close(2)\nwhile True: pass",
+    ],
+)
+def test_an_endless_program_is_stopped_on_time(run, source):
+    began = time.monotonic()
+    result = run(source, seconds=0.7)
+    assert (result.outcome, result.exit_code) == ("timeout", None)
+    assert time.monotonic() - began < 3.7  # 3 s for a loaded machine to kill and bury it
+
+
+def test_cpu_time_is_limited_even_if_nobody_watches_the_clock(backend, monkeypatch):
+    monkeypatch.setattr(sandbox, "limits", lambda *given, original=sandbox.limits: original(*given) | {"RLIMIT_CPU": 1})
+    result = run_in(backend, "while True: pass", 20.0, MEMORY_BYTES, 0)
+    assert (result.outcome, result.exit_code) == ("timeout", 128 + signal.SIGXCPU)
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["held = []\nwhile True: held.append(bytes(1 << 20))", "x = 'x'\nwhile True: x += x", "[0] * (1 << 40)"],
+)
+def test_a_memory_bomb_ends_itself(run, source):
+    assert run(source).outcome == "memory"
+
+
+def test_memory_outside_the_address_space_is_limited_too(run):
+    """Files in memory are the one kind left, and those fill the scratch folder, whose size is fixed."""
+    source = """
+import os
+written = 0
+try:
+    for number in range(1000):
+        with open(str(number), "wb", buffering=0) as file:
+            for block in range(7):
+                written += file.write(bytes(1 << 20))
+except OSError as error:
+    print(error.errno, written)
+"""
+    result = run(source)
+    number, written = map(int, result.stdout.split())
+    assert number == errno.ENOSPC
+    assert written <= sandbox.SCRATCH_BYTES
+    assert run("import os; os.memfd_create('hidden')").stderr.endswith("[Errno 1] Operation not permitted\n")
+
+
+def test_a_huge_file_is_refused(run):
+    result = run("with open('huge', 'wb') as file:\n    file.truncate(1 << 40)")
+    assert "File too large" in result.stderr
+    result = run("with open('huge', 'wb') as file:\n    while True: file.write(bytes(1 << 20))")
+    assert "File too large" in result.stderr
+
+
+def test_output_is_bounded_and_more_of_it_does_not_block(run):
+    result = run("import sys\nprint('x' * 3_000_000)\nsys.stderr.write('y' * 3_000_000)", output_bytes=1000)
+    assert (result.outcome, result.stdout, result.stderr) == ("passed", "x" * 1000, "y" * 1000)
+    assert result.truncated
+    assert not run("print('x' * 999)", output_bytes=1000).truncated
+
+
+def test_endless_output_is_stopped_on_time(run):
+    result = run("while True: print('x' * 10_000)", seconds=1.5, output_bytes=1000)
+    assert (result.outcome, len(result.stdout), result.truncated) == ("timeout", 1000, True)
+
+
+# --- what a program can see and reach -----------------------------------------------------------------------------
+
+
+def test_the_parents_environment_is_not_to_be_seen(run, monkeypatch):
+    monkeypatch.setenv("API_TOKEN", "a-secret")
+    result = run("import json, os; print(json.dumps(dict(os.environ)))")
+    assert json.loads(result.stdout).items() - {("PWD", sandbox.SCRATCH)} == sandbox.ENVIRONMENT.items()
+
+
+def test_files_of_the_parent_are_not_to_be_seen(run, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a-secret")
+    secret.chmod(0o644)
+    ours = [secret, tmp_path, Path(__file__), Path(sandbox.__file__), Path.cwd()]
+    paths = [*map(str, ours), "/etc/passwd", "/proc/self/environ", "/proc", "/sys", "/var", "/usr/bin/env"]
+    source = f"""
+import os
+for path in {paths!r}:
+    try: print(os.listdir(path) if os.path.isdir(path) else open(path).read())
+    except FileNotFoundError: pass
+"""
+    result = run(source)
+    assert (result.outcome, result.stdout) == ("passed", ""), result
+
+
+def test_open_files_of_the_parent_do_not_come_along(run, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("a-secret")
+    with secret.open() as file:
+        os.set_inheritable(file.fileno(), True)
+        result = run(
+            "import os\nfor fd in range(3, 4096):\n    try: os.fstat(fd)\n    except OSError: continue\n    print(fd)"
+        )
+    assert (result.outcome, result.stdout) == ("passed", "")
+
+
+def test_only_the_scratch_folder_can_be_written_to(run, tmp_path):
+    tmp_path.chmod(0o777)
+    program = """
+import errno, os, tempfile
+def refusal(path):
+    try: open(path, "a").write("text")
+    except OSError as error: return errno.errorcode[error.errno]
+print([refusal(path) for path in {folders!r}])  # by the mount, not only by their owner
+print([refusal(path) is not None for path in {others!r}])
+assert os.getcwd() == os.path.expanduser("~") == tempfile.gettempdir()
+with tempfile.NamedTemporaryFile() as file: file.write(b"text")
+open("file", "w").write("text")
+assert os.listdir() == ["file"]
+"""
+    folders = ["/made", "/usr/lib/made", "/dev/made", f"{os.path.dirname(os.__file__)}/made.py"]
+    others = [os.__file__, "/var/made", "/etc/ld.so.cache", str(tmp_path / "made")]
+    result = run(program.format(folders=folders, others=others))
+    assert (result.outcome, result.stdout) == ("passed", f"{['EROFS'] * 4}\n{[True] * 4}\n"), result
+    assert not (tmp_path / "made").exists()
+    assert not Path(sandbox.SCRATCH, "file").exists()
+
+
+def test_no_socket_can_be_made(run):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        source = f"""
+import socket
+families = ("AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK", "AF_PACKET", "AF_VSOCK")
+attempts = [lambda name=name: socket.socket(getattr(socket, name), socket.SOCK_STREAM) for name in families]
+attempts.append(lambda: socket.create_connection(("127.0.0.1", {listener.getsockname()[1]}), timeout=1))
+attempts.append(lambda: socket.create_connection(("192.0.2.1", 80), timeout=1))
+for attempt in attempts:
+    try: attempt()
+    except PermissionError: continue
+    raise SystemError(attempt)
+"""
+        assert run(source).outcome == "passed"
+        listener.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nwhile True: os.fork()",
+        "import os\nwhile True:\n    try: os.fork()\n    except OSError as error: raise SystemError from error",
+        "import subprocess; subprocess.Popen(['/bin/sh'])",
+        "import threading; threading.Thread(target=print).start()",
+        "import os; os.posix_spawn('/bin/sh', ['sh'], {})",
+    ],
+)
+def test_a_fork_bomb_does_not_get_to_its_first_fork(run, source):
+    result = run(source)
+    assert result.outcome == "failed"
+    assert any(said in result.stderr for said in ("PermissionError", "can't start new thread")), result
+
+
+def test_nobody_else_can_be_signalled(run):
+    source = f"""
+import os, signal
+for process in (1, {os.getpid()}, {os.getppid()}, -1, -{os.getpgid(0)}):
+    try: os.kill(process, signal.SIGKILL)
+    except OSError: pass
+print("alive")
+"""
+    result = run(source)
+    assert (result.outcome, result.stdout) == ("passed", "alive\n")
+
+
+def test_a_signal_to_its_own_group_reaches_the_program_alone(run):
+    result = run("import os, signal\nprint(os.getpgrp() > 0, flush=True)\nos.killpg(0, signal.SIGKILL)")
+    assert result.stdout == "True\n"  # 0 would be a group that is led from outside
+    assert (result.outcome, result.exit_code) == ("killed", 128 + signal.SIGKILL)
+
+
+def test_there_is_no_privilege_and_no_way_to_gain_any(run):
+    source = """
+import ctypes, os
+c = ctypes.CDLL(None, use_errno=True)
+attempts = {
+    "user namespace": lambda: c.unshare(0x10000000),
+    "mount": lambda: c.mount(b"tmpfs", b"/scratch", b"tmpfs", 0, None),
+    "remount": lambda: c.mount(None, b"/", None, 32, None),
+    "unmount": lambda: c.umount2(b"/scratch", 2),
+    "chroot": lambda: c.chroot(b"/"),
+    "root": lambda: c.setuid(0),
+    "trace": lambda: c.ptrace(16, 1, 0, 0),
+    "host name": lambda: c.sethostname(b"x", 1),
+    "device": lambda: c.mknod(b"/scratch/memory", 0o20666, os.makedev(1, 1)),
+    "keys": lambda: c.syscall({keyctl}, 0, -3, 0),
+}
+print([name for name, attempt in attempts.items() if attempt() != -1])
+"""
+    keyctl = sandbox.REFUSED["keyctl"][sandbox.MACHINES[os.uname().machine].column]
+    result = run(source.replace("{keyctl}", str(keyctl)))
+    assert result.stdout == "[]\n", result
+
+
+# --- the second line: namespaces alone, without the system-call filter --------------------------------------------
+
+
+@pytest.fixture
+def unfiltered(run, monkeypatch):
+    monkeypatch.setattr(sandbox, "REFUSED", {})
+    return run
+
+
+def test_without_the_filter_children_left_behind_die_with_the_program(unfiltered):
+    source = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(1000)\n    os._exit(0)"
+    )
+    began = time.monotonic()
+    assert unfiltered(source).outcome == "passed"
+    assert time.monotonic() - began < 9.0  # and nobody waits for them: below the time limit
+
+
+def test_without_the_filter_the_number_of_processes_is_limited(unfiltered, backend):
+    if backend.name == "bwrap" and os.geteuid() == 0:
+        pytest.skip("the kernel does not hold root's processes to RLIMIT_NPROC, and bwrap maps nobody to root here")
+    source = """
+import os, time
+for made in range(100):
+    try:
+        if os.fork() == 0: time.sleep(1000)
+    except BlockingIOError:
+        print(made)
+        break
+"""
+    result = unfiltered(source)
+    assert result.outcome == "passed"
+    assert 1 <= int(result.stdout) <= 16
+
+
+def test_without_the_filter_there_is_still_no_network(unfiltered):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        source = f"import socket\nsocket.create_connection(('127.0.0.1', {port}), timeout=1)"
+        assert unfiltered(source).outcome == "failed"
+        assert unfiltered("import socket; print(socket.if_nameindex())").stdout == "[(1, 'lo')]\n"
+        listener.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+# --- the machinery ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours", [["--user", "--map-root-user"], []], ids=["user namespace", "privilege"])
+def test_where_the_kernel_permits_it_the_namespaces_backend_confines(ours):
+    """Otherwise a mistake in the backend would make every test above a skipped one."""
+    words = ["unshare", *ours, "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "true"]
+    if shutil.which("unshare") is None or subprocess.run(words, capture_output=True).returncode:
+        pytest.skip("the system's own unshare is refused too")
+    assert refusal(sandbox.BACKENDS[0]) == ""
+
+
+def test_a_program_dies_with_the_process_that_started_it(backend, tmp_path):
+    mark = MEMORY_BYTES + next(PAGES) * 4096
+    chosen = f"sandbox.BACKENDS[{sandbox.BACKENDS.index(backend)}]"
+    source = f"from emad_ref.tasks import sandbox\nsandbox.run_in({chosen}, 'while True: pass', 60.0, {mark}, 0)"
+    # the killed parent cannot remove its empty folder
+    parent = subprocess.Popen([sys.executable, "-c", source], env=os.environ | {"TMPDIR": str(tmp_path)})
+    try:
+        deadline = time.monotonic() + 10
+        while not any(burns_time(process) for process in with_mark(mark)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert with_mark(mark)
+    finally:
+        parent.kill()
+        parent.wait()
+    assert is_gone(mark)
+
+
+def burns_time(process: str) -> bool:
+    """Whether it used a tenth of a second and more: the program runs, the way in (bwrap's has a gap) is behind it."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        words = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()
+        return int(words[11]) / os.sysconf("SC_CLK_TCK") > 0.1 and words[0] == "R"
+    return False
+
+
+UNCONFINED = """
+import json, os, subprocess, sys
+code = subprocess.run(sys.argv[2:], cwd="/").returncode
+os.write(int(sys.argv[1]), json.dumps({"exit-code": code}).encode())
+"""
+
+
+def test_a_backend_that_does_not_confine_is_found_out_and_never_runs_a_program(monkeypatch, tmp_path):
+    def command(plan):
+        return [sys.executable, "-c", UNCONFINED, str(plan.report), *plan.command]
+
+    monkeypatch.setattr(sandbox, "BACKENDS", (Backend("none", command),))
+    assert "a file outside can be read" in availability()
+    with pytest.raises(SandboxUnavailable, match=r"none is run.*user namespaces.*bubblewrap"):
+        run_program(f"open({str(tmp_path / 'witness')!r}, 'w')")
+    assert not (tmp_path / "witness").exists()
+
+
+def test_a_backend_without_the_filter_is_found_out(backend, monkeypatch):
+    monkeypatch.setattr(sandbox, "REFUSED", {})
+    assert "processes can be made" in refusal(Backend("unfiltered", backend.command))
+
+
+@pytest.mark.parametrize("words", [["/bin/false"], ["/bin/sh", "-c", "echo no such luck >&2; exit 1"]])
+def test_a_backend_that_breaks_is_no_outcome_of_the_program(words):
+    with pytest.raises(SandboxUnavailable, match=r"'broken' could not be set up: (no such luck|it ended with code 1)"):
+        run_in(Backend("broken", lambda plan: words), "pass", 5.0, MEMORY_BYTES, 100)
+
+
+def test_a_caller_that_died_before_the_way_in_leaves_no_program_behind():
+    """The outermost process asks for its parent's death too late: it must see that somebody else is its parent now."""
+    backend = sandbox.BACKENDS[0]
+    if reason := refusal(backend):
+        pytest.skip(reason)
+
+    def command(plan):
+        return sandbox.namespaces_command(replace(plan, caller=plan.caller + 1))
+
+    with pytest.raises(SandboxUnavailable, match="it ended with code 0 and said nothing"):
+        run_in(Backend("orphan", command), "pass", 5.0, MEMORY_BYTES, 100)
+
+
+def test_a_failing_step_on_the_way_in_is_no_outcome_of_the_program(monkeypatch):
+    backend = sandbox.BACKENDS[0]
+    if reason := refusal(backend):
+        pytest.skip(reason)
+
+    def command(plan):
+        return sandbox.namespaces_command(replace(plan, command=("/nowhere/python",)))
+
+    with pytest.raises(SandboxUnavailable, match="No such file"):
+        run_in(Backend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
+
+
+def test_a_lower_limit_of_our_own_is_refused_instead_of_passing_for_the_programs(monkeypatch):
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1 << 20, 1 << 20))
+    with pytest.raises(SandboxUnavailable, match="RLIMIT_AS of this process is 1048576"):
+        run_in(sandbox.BACKENDS[0], "pass", 5.0, MEMORY_BYTES, 100)
+
+
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_a_time_that_limits_nothing_is_refused(value):
+    with pytest.raises(BadArgument, match="seconds"):
+        run_program("pass", seconds=value)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("memory_bytes", 1 << 20), ("output_bytes", -1)])
+def test_limits_no_program_can_meet_are_refused(argument, value):
+    with pytest.raises(BadArgument, match=argument):
+        run_program("pass", **{argument: value})
+
+
+def test_run_program_runs_where_programs_can_be_confined():
+    if reason := availability():
+        pytest.skip(reason)
+    assert run_program("print(6 * 7)").stdout == "42\n"
+
+
+def answer(steps: bytes, audit: int, number: int) -> int:
+    """What the kernel does with a filter: four instructions of classic BPF."""
+    data, at, loaded = {0: number, 4: audit}, 0, 0
+    while True:
+        code, if_true, if_false, value = struct.unpack_from("=HBBI", steps, at * 8)
+        if code == sandbox.RETURN:
+            return value
+        if code == sandbox.LOAD:
+            loaded = data[value]
+        else:
+            holds = {sandbox.EQUALS: loaded == value, sandbox.AT_LEAST: loaded >= value}[code]
+            at += if_true if holds else if_false
+        at += 1
+
+
+@pytest.mark.parametrize("name", sandbox.MACHINES)
+def test_the_filter_refuses_its_list_lets_the_rest_through_and_kills_foreign_calls(name):
+    machine, steps = sandbox.MACHINES[name], sandbox.system_call_filter(name)
+    listed = {numbers[machine.column] for numbers in sandbox.REFUSED.values()}
+    for number in range(500):
+        expected = sandbox.REFUSE if number in listed else sandbox.ALLOW
+        assert answer(steps, machine.audit, number) == expected
+    assert answer(steps, machine.audit, 0x40000000 + 57) == sandbox.KILL
+    assert answer(steps, 0x40000003, 2) == sandbox.KILL  # i386, whose number 2 is fork

@@ -1,0 +1,248 @@
+"""Input → output pairs: reproducible, splits apart, answers right, and spans that must be chosen."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import re
+from collections import Counter
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emad_ref.errors import BadArgument
+from emad_ref.text import world
+from emad_ref.text.documents import SPLITS
+from emad_ref.text.pairs import CORRUPTED, SENTINELS, WINDOW, corrupt, corrupted, pairs, split_of
+
+SEEDS = st.integers(0, 2**32 - 1)
+KINDS = ("qa", "summary")
+
+
+def parts(pair):
+    """(question, passage) of a qa pair."""
+    return re.fullmatch(r"question: (.+\?) context: (.+\.)", pair.source).groups()
+
+
+def restored(pair):
+    """The text that a span-corruption pair hides: every sentinel of the source replaced by its words."""
+    pieces = re.split(r"(<extra_id_\d+>)", pair.target)
+    words = {sentinel: told.strip() for sentinel, told in zip(pieces[1::2], pieces[2::2], strict=True)}
+    return re.sub(r"<extra_id_\d+>", lambda found: words[found.group()], pair.source)
+
+
+# ---------------------------------------------------------------- streams and splits
+
+
+@pytest.mark.parametrize("task", KINDS)
+def test_the_same_seed_gives_the_same_pairs_as_many_as_asked_for(task):
+    drawn = list(pairs(task, "evaluate", 30))
+    assert len(drawn) == 30
+    assert drawn == list(pairs(task, "evaluate", 30))
+    assert drawn != list(pairs(task, "evaluate", 30, seed=1))
+    assert drawn == list(islice(pairs(task, "evaluate", None), 30))
+    assert {pair.task for pair in drawn} == {task}
+    assert all(pair.answers == (pair.target,) for pair in drawn)
+
+
+def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
+    """The weights of emad-t5-tiny were trained on these streams: a changed draw silently unfits them."""
+    digest = hashlib.sha256()
+    for split in SPLITS:
+        for pair in (*pairs("qa", split, 40), *pairs("summary", split, 40), *corrupted(split, 40)):
+            digest.update(f"{pair.source}\n{pair.target}\n".encode())
+    assert digest.hexdigest()[:16] == "84234795aedd7f97"
+
+
+@pytest.mark.parametrize(("task", "limit"), [("qa", 200), ("summary", 1500)])
+def test_no_passage_stands_in_two_splits_whatever_the_seed(task, limit):
+    """Dialogues have few enough variants that independent draws would meet (see below)."""
+    texts = {
+        split: {
+            pair.source.partition(" context: ")[2] or pair.source
+            for seed in (0, 1)
+            for pair in pairs(task, split, limit, seed)
+        }
+        for split in SPLITS
+    }
+    for i, mine in enumerate(SPLITS):
+        for other in SPLITS[i + 1 :]:
+            assert not texts[mine] & texts[other], (mine, other)
+
+
+def test_without_the_rule_splits_would_meet(monkeypatch):
+    """Power of the check above: streams seeded apart are not enough."""
+    from emad_ref.text import pairs as module
+
+    monkeypatch.setattr(module, "split_of", lambda text: Anything())
+    train, held_out = ({p.source for p in pairs("summary", split, 3000)} for split in ("train", "evaluate"))
+    assert train & held_out
+
+
+class Anything:
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None
+
+
+def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
+    share = Counter(split_of(f"text {i}") for i in range(8000))
+    # ±5 standard deviations of a binomial with 8,000 draws
+    assert share["train"] == pytest.approx(5000, abs=220)
+    assert all(share[split] == pytest.approx(1000, abs=150) for split in SPLITS[1:])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary"),
+        (lambda: pairs("qa", "test", 1), "split='test', but expected one of train, calibrate, validate, evaluate"),
+        (lambda: corrupted("test", 1), "split='test'"),
+        (
+            lambda: corrupt("three short words", random.Random(0)),
+            "text='three short words', but expected at least four",
+        ),
+    ],
+)
+def test_unknown_names_and_empty_texts_are_refused(call, message):
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        call()
+
+
+# ---------------------------------------------------------------- question → span
+
+
+def test_every_answer_is_a_span_of_its_passage():
+    for pair in pairs("qa", "validate", 500):
+        _, passage = parts(pair)
+        assert re.search(rf"\b{pair.target}\b", passage), pair
+
+
+def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
+    """Whoever ignores the question cannot be right more than half of the time."""
+    kinds = {word: kind for kind in ("NAMES", "OBJECTS", "PLACES", "COLOURS") for word in getattr(world, kind)}
+    for pair in pairs("qa", "validate", 500):
+        _, passage = parts(pair)
+        if pair.target in ("In the morning", "In the evening", "On that day"):
+            continue  # one event has a time: the question's word alone tells it
+        last = pair.target.split()[-1]
+        kind = kinds.get(last, "COLOURS" if last in ("box", "bag") else None)
+        assert kind is not None, pair
+        assert len({word for word in re.findall(r"\w+", passage) if kinds.get(word) == kind}) >= 2, pair
+
+
+def test_twelve_kinds_of_question_are_asked_and_each_often():
+    mask = "|".join((*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS))
+    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in pairs("qa", "train", 1200))
+    assert len(asked) == 12
+    assert min(asked.values()) > 60  # 100 expected; 4 standard deviations
+
+
+def test_the_answers_are_what_the_passage_says():
+    """Read back independently, by patterns over the sentences."""
+    checked = Counter()
+    for pair in pairs("qa", "evaluate", 600):
+        question, passage = parts(pair)
+        for pattern, sentence in READ:
+            if asked := re.fullmatch(pattern, question):
+                (answer,) = {found.group("answer") for found in re.finditer(sentence.format(*asked.groups()), passage)}
+                assert answer == pair.target, pair
+                checked[pattern] += 1
+        if asked := re.fullmatch(r"In what place are the (\w+)\?", question):
+            holder = re.search(rf"put the {asked.group(1)} in the (\w+ \w+)\.", passage).group(1)
+            assert re.search(rf"The {holder} is in (the \w+)\.", passage).group(1) == pair.target
+            checked["two sentences"] += 1
+    assert sum(checked.values()) == 600
+    assert len(checked) == 12
+
+
+READ = [
+    (r"Where did (\w+) go\?", r"{0} went to (?P<answer>the \w+)\."),
+    (r"Who went to the (\w+)\?", r"(?P<answer>\w+) went to the {0}\."),
+    (r"When did (\w+) go\?", r"(?P<answer>\w+ \w+ \w+) {0} went"),
+    (r"What did (\w+) find\?", r"{0} found (?P<answer>some \w+ \w+) in"),
+    (r"Where were the (\w+) (\w+)\?", r"found some {0} {1} in (?P<answer>the \w+)\."),
+    (r"Who found some (\w+)\?", r"(?P<answer>\w+) found some \w+ {0} in"),
+    (r"What did (\w+) give\?", r"{0} gave \w+ (?P<answer>the \w+ \w+)\."),
+    (r"Who gave the (\w+)\?", r"(?P<answer>\w+) gave \w+ the \w+ {0}\."),
+    (r"Who took the (\w+) (\w+)\?", r"gave (?P<answer>\w+) the {0} {1}\."),
+    (r"What did (\w+) put\?", r"{0} put (?P<answer>the \w+) in"),
+    (r"Where did (\w+) put the (\w+)\?", r"{0} put the {1} in (?P<answer>the \w+ \w+)\."),
+]
+
+
+# ---------------------------------------------------------------- dialogue → summary
+
+
+def test_a_summary_names_both_speakers_and_only_what_was_said():
+    content = {*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS}
+    for pair in pairs("summary", "validate", 500):
+        speakers = set(re.findall(r"(\w+):", pair.source.removeprefix("summarize: ")))
+        said = set(re.findall(r"\w+", pair.source))
+        told = set(re.findall(r"\w+", pair.target))
+        assert len(speakers) == 2
+        assert speakers <= told, pair
+        assert told & content <= said, pair
+
+
+def test_the_same_outcome_is_told_in_different_words():
+    """Five kinds of dialogue, several wordings each, with and without small talk."""
+    mask = "|".join((*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS))
+    drawn = list(pairs("summary", "train", 2000))
+    shapes = {re.sub(rf"\b({mask})\b", "_", pair.source) for pair in drawn}
+    outcomes = {re.sub(rf"\b({mask})\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
+    assert len(outcomes) == 5
+    assert len(shapes) > 50
+
+
+def test_small_talk_is_left_out_of_half_of_the_dialogues():
+    drawn = list(pairs("summary", "train", 1000))
+    opened = sum("I was in the" in pair.source for pair in drawn)
+    assert opened == pytest.approx(500, abs=80)  # 5 standard deviations
+
+
+# ---------------------------------------------------------------- span corruption
+
+
+@given(SEEDS)
+def test_source_and_target_together_give_the_words_back(seed):
+    rng = random.Random(seed)
+    text = next(world.documents("world:curriculum", "train", seed))
+    pair = corrupt(text, rng)
+    words = restored(pair).split()
+    original = text.split()
+    starts = range(len(original) - len(words) + 1)
+    assert any(original[start : start + len(words)] == words for start in starts)
+    assert len(words) == min(WINDOW, len(original))
+
+
+@given(SEEDS, st.integers(4, 60))
+def test_sentinels_count_up_stand_apart_and_hide_their_share(seed, length):
+    pair = corrupt(" ".join(f"w{i}" for i in range(length)), random.Random(seed))
+    told = re.findall(r"<extra_id_\d+>", pair.target)
+    assert told == re.findall(r"<extra_id_\d+>", pair.source) == list(SENTINELS[: len(told)])
+    assert "> <" not in pair.source  # two spans in a row would be one
+    shown = min(length, WINDOW)
+    assert len(pair.target.split()) - len(told) == max(1, round(CORRUPTED * shown))
+
+
+def test_any_word_may_be_hidden_the_first_and_the_last_too():
+    """The answer stands last in a text that holds question and answer: hiding it is what teaches to look it up."""
+    text = " ".join(f"w{i}" for i in range(12))
+    hidden = Counter()
+    for seed in range(400):
+        hidden.update(re.findall(r"w\d+", corrupt(text, random.Random(seed)).target))
+    assert set(hidden) == set(text.split())
+
+
+def test_corrupted_texts_are_the_worlds_and_the_pairs_of_the_same_split():
+    drawn = list(corrupted("train", 400))
+    charts = sum(bool(re.search(r"\b[a-p] [A-P]\b", restored(pair))) for pair in drawn)
+    asked = [restored(pair) for pair in drawn if "?" in restored(pair)]
+    assert charts > 15  # of about 40 expected
+    assert any(re.search(r"\. (Where|Who|What|When|In) .*\? .", text) for text in asked)
+    assert drawn == list(corrupted("train", 400))
+    assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted("evaluate", 400)}
