@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from emad_ref.models.loading import Loaded
     from pytest_emad.auditing import Auditor
+    from pytest_emad.pairing import Pair
     from pytest_emad.session import Evidence
 
 
@@ -84,6 +85,23 @@ def emad_evidence(emad_model: Loaded, emad_settings: Settings, pytestconfig: pyt
         evidence = Evidence(emad_model, emad_settings, partial(make_decoder, pytestconfig))
         evidence.check()
     return evidence
+
+
+@pytest.fixture(scope="session")
+def emad_pair(emad_settings: Settings, pytestconfig: pytest.Config) -> Iterator[Pair]:
+    """Everything this run knows of its small and its large model (``pairing.Pair``): one pair for all models."""
+    from pytest_emad.pairing import Pair
+    from pytest_emad.session import open_model
+
+    with ExitStack() as stack:
+        with ends_the_run():
+            small, large = (
+                stack.enter_context(open_model(name, emad_settings))
+                for name in (emad_settings.small_model, emad_settings.large_model)
+            )
+            saving = register(pytestconfig)["EAD-F1"].thresholds["saving_llama"]
+            pair = Pair(small, large, emad_settings, partial(make_decoder, pytestconfig), least_saving=saving)
+        yield pair
 
 
 @pytest.fixture(scope="session")

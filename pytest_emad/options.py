@@ -29,6 +29,7 @@ REQUIREMENTS: tuple[str, ...] = ("energy", "speed", "quality", "golden")
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
 DEFAULT_MODEL = "emad-tiny"
+DEFAULT_PAIR = ("emad-nano", "emad-tiny")  # small, large
 MARGINS = 33  # margins in a sweep, 0 and the highest target included
 
 
@@ -76,6 +77,8 @@ class Settings:
     """What this run was asked to do, validated. Plain data: comparable, printable, free of torch."""
 
     models: tuple[str, ...]
+    small_model: str
+    large_model: str
     corpus: str | None  # None: chosen per model (METHODS, "Corpus")
     device: str
     dtype: str
@@ -93,6 +96,9 @@ class Settings:
     golden: Path | None
     update_golden: bool
     data: Path | None
+    tasks: frozenset[str]
+    limit: int | None
+    allow_code_execution: bool
 
     def to_json(self) -> dict[str, Any]:
         """Built-in types only, sets sorted: the ``settings`` entry of ``report.json``."""
@@ -239,8 +245,23 @@ def _claim_ids(text: str, base: Path, where: str) -> frozenset[str]:
     return _words(text)  # known ids depend on --emad-claims: checked in ``settings``
 
 
+def _task_names(text: str, base: Path, where: str) -> frozenset[str]:
+    words = _words(text)
+    if not words:
+        raise BadArgument(where, text, "a comma list of task names", "leave the option out to score none")
+    return words  # which exist is known to lm-eval, an extra: checked when the first is asked for
+
+
+def _count(text: str, base: Path, where: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise BadArgument(where, text, "a whole number ≥ 1")
+    return int(text)
+
+
 OPTIONS: tuple[Option, ...] = (
     Option("model", _text, (DEFAULT_MODEL,), "model to judge: bundled name, folder or hub name; repeatable", many=True),
+    Option("small-model", _text, DEFAULT_PAIR[0], "small model of the pair that EAD is judged on (default: emad-nano)"),
+    Option("large-model", _text, DEFAULT_PAIR[1], "large model of that pair, same tokenizer (default: emad-tiny)"),
     Option("corpus", _corpus, None, f"text to read: {', '.join(CORPORA)}, or a path (default: by model)"),
     Option("device", _device, "cpu", "torch device (default: cpu)"),
     Option("dtype", _one_of(DTYPES), "float32", f"one of {', '.join(DTYPES)} (default: float32)"),
@@ -258,6 +279,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("golden", _folder, None, "golden data read before the shipped; where updates are written", "DIR"),
     Option("update-golden", _switch, False, "write goldens and known verdicts to --emad-golden; fails", switch=True),
     Option("data", _folder, None, "folder with data sets, for machines without a network", "DIR"),
+    Option("tasks", _task_names, frozenset(), "comma list of lm-eval tasks to score, e.g. wikitext,gsm8k", "NAMES"),
+    Option("limit", _count, None, "documents per task (default: all)", "N"),
+    Option("allow-code-execution", _switch, False, "run generated programs, in a sandbox", switch=True),
 )
 
 

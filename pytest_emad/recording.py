@@ -26,8 +26,8 @@ from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
 from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
 from pytest_emad.options import Settings
 
-CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN = (
-    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known")
+CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
+    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table")
 )
 
 UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
@@ -169,6 +169,21 @@ class Recorder:
         if not facts.get("name"):
             raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
         self._add(MODEL, dict(facts))
+
+    def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Record a table for the summary and ``report.json``: ``rows`` share their keys, which are its columns.
+
+        Raises:
+            BadArgument: no rows, rows with different keys, or a value JSON cannot hold.
+        """
+        if not rows:
+            raise BadArgument(
+                f"rows of {title!r}", rows, "at least one row", "record a note that says why there is none"
+            )
+        columns = list(rows[0])
+        if any(list(row) != columns for row in rows):
+            raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
+        self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]})
 
     def note(self, text: str) -> None:
         """Record a sentence that the reader of the summary needs."""

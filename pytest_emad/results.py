@@ -14,7 +14,7 @@ from typing import Any
 
 from pytest_emad.goldens import write_atomically
 from pytest_emad.options import Settings
-from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, UNDECIDED, read_properties
+from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, UNDECIDED, read_properties
 
 SCHEMA = 1
 REPORT = "report.json"
@@ -30,10 +30,11 @@ class Results:
     models: list[dict[str, Any]] = field(default_factory=list)
     goldens: list[dict[str, Any]] = field(default_factory=list)
     known: list[dict[str, Any]] = field(default_factory=list)
+    tables: list[dict[str, Any]] = field(default_factory=list)
     torch_threads: int | None = None
 
     def __bool__(self) -> bool:
-        return any((self.claims, self.points, self.notes, self.models, self.goldens, self.known))
+        return any((self.claims, self.points, self.notes, self.models, self.goldens, self.known, self.tables))
 
     def take(self, properties: list[tuple[str, object]]) -> None:
         """Add the records of one finished test; facts that several tests record alike are kept once."""
@@ -43,6 +44,7 @@ class Results:
             MODEL: self.models,
             GOLDEN: self.goldens,
             KNOWN: self.known,
+            TABLE: self.tables,
         }
         for kind, value in read_properties(properties):
             if kind == POINT:
@@ -95,6 +97,7 @@ class Results:
             "settings": settings.to_json(),
             "points": self.points,
             "claims": self.claims,
+            "tables": self.tables,
             "goldens": self.goldens,
             "notes": self.notes,
             "provenance": provenance | {"torch_threads": threads},

@@ -12,6 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from transformers import DynamicCache, EncoderDecoderCache
 
 from emad_ref.audit.bridge import Replayed, bridge
 from emad_ref.audit.finding import Finding
@@ -29,29 +31,28 @@ from emad_ref.decoding.selftext import own_documents
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.point import BinSpec, OperatingPoint, full_depth
 from emad_ref.policy.thresholds import default_probes
-from emad_ref.protocol import Decoder, ModelRef, Prompt, Request
-from emad_ref.record import Bools, Floats, Ints
+from emad_ref.protocol import Decoder, ModelRef, Prompt, Request, Unsupported
+from emad_ref.record import Floats, Ints
 from emad_ref.replay import depths, replay
 from emad_ref.sweep.grids import emad_margins, truncations
-from emad_ref.sweep.losses import Loss, depth_by_position, loss_table, tokens_before
-from emad_ref.sweep.select import cheapest_within_bounds, equal_flops
-from emad_ref.tasks.scoring import Item, correct, item_of, runs, sequences_of
-from emad_ref.text import world
+from emad_ref.sweep.losses import Loss, loss_table
+from emad_ref.sweep.select import cheapest_within_bounds
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
-from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.judge import PointEvidence
 from pytest_emad import progress
+from pytest_emad.estimates import Estimates
+from pytest_emad.exits import Exits
 from pytest_emad.options import MARGINS, Settings
-from pytest_emad.recording import Recorder
+from pytest_emad.rivals import Rivals
+from pytest_emad.scored import Scored
+from pytest_emad.sourced import Sourced
 from pytest_emad.timing import Stopwatch
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
 FEWEST_DOCUMENTS = 30  # METHODS, "Level": no document gives more windows than leaves room for so many
-VALIDATED_ITEMS = 150  # per task, when a margin is chosen
-GENERATED_LINE = 24  # new tokens that a one-line program may take
 PROBED, PROBED_TOKENS = 12, 32
 PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
@@ -60,8 +61,10 @@ BRIDGED_TOKENS = 64
 JUDGED: tuple[Split, ...] = ("calibrate", "validate", "evaluate")
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
-COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
+SHIFTED = {"world:premise": "world:mixed", "world:mixed": "world:premise"}  # corpora at hand that differ most
 SINGLE_THREADED = 50_000_000  # parameters
+SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
+PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 
 
 class Evidence:
@@ -142,7 +145,7 @@ class Evidence:
     @cached_property
     def corpus(self) -> str:
         """The corpus asked for, else METHODS' default for this kind of model."""
-        if not self.loaded.trained:
+        if not self.loaded.trained or self.seq2seq:
             return "random tokens"
         if self.settings.corpus is not None:
             return self.settings.corpus
@@ -158,8 +161,39 @@ class Evidence:
 
     @property
     def without_quality(self) -> str:
-        """Why quality rows do not apply; empty where they do."""
-        return "" if self.loaded.trained else "random weights: perplexity and accuracy of noise say nothing"
+        """Why quality rows of plain documents do not apply; empty where they do."""
+        if not self.loaded.trained:
+            return "random weights: perplexity and accuracy of noise say nothing"
+        return PLAIN if self.seq2seq else ""
+
+    @property
+    def seq2seq(self) -> bool:
+        """Whether the model reads a source: an encoder-decoder. ``exits`` then holds its tasks."""
+        return self.stepper.geometry.encoder_layers > 0
+
+    @cached_property
+    def source(self) -> Ints | None:
+        """int64 [s] the source of every audit, fixed by the seed; None for decoder-only models."""
+        if not self.seq2seq:
+            return None
+        rng = np.random.default_rng([self.seed, len(SPLITS)])
+        drawn: Ints = rng.integers(0, self.stepper.vocabulary, SOURCE_TOKENS)
+        return drawn
+
+    @property
+    def stop(self) -> frozenset[int]:
+        """Tokens that end what an encoder-decoder writes."""
+        end = self.loaded.model.config.eos_token_id
+        return frozenset() if end is None else frozenset(np.atleast_1d(end).tolist())
+
+    def _require_plain(self) -> None:
+        """What is calibrated on documents belongs to models that continue documents.
+
+        Raises:
+            Unsupported: an encoder-decoder model; a claim that asked is ``not applicable`` with this reason.
+        """
+        if self.seq2seq:
+            raise Unsupported(PLAIN)
 
     def documents(self, split: Split) -> Iterator[Ints]:
         """int64 documents of the run's corpus, without the opening token; endless where they are generated.
@@ -181,7 +215,7 @@ class Evidence:
             at += 1
 
     def _source(self, split: Split) -> Iterator[Ints]:
-        if not self.loaded.trained:
+        if self.corpus == "random tokens":
             rng = np.random.default_rng([self.seed, SPLITS.index(split)])
             while True:
                 longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
@@ -195,34 +229,43 @@ class Evidence:
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
         """At most ``count`` windows, from 30 documents or more where the corpus has them."""
-        count = count if self.loaded.trained else UNTRAINED["documents"]
+        count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         each = max(1, count // FEWEST_DOCUMENTS)
-        return list(windows(self.documents(split), self.window, self.opening, count, each))
+        cut = windows(self.documents(split), self.window, self.opening, count, each)
+        return [replace(window, source=self.source) for window in cut]
 
     # ------------------------------------------------------------ traces, profile, points
 
-    def _trace(self, sequences: Sequence[TokenSequence], what: str) -> Trace:
+    def trace(self, sequences: Sequence[TokenSequence], what: str) -> Trace:
         return take_trace(self.stepper, sequences, progress=f"{self.name}: {what}", file=progress.stream())
 
     @cached_property
     def calibration(self) -> Trace:
-        return self._trace(self.sequences("calibrate", self.budget.calibrate), f"calibrate, {self.corpus}")
+        self._require_plain()
+        return self.trace(self.sequences("calibrate", self.budget.calibrate), f"calibrate, {self.corpus}")
 
     @cached_property
     def validation(self) -> Trace:
-        return self._trace(self.sequences("validate", self.budget.validate), f"validate, {self.corpus}")
+        self._require_plain()
+        return self.trace(self.sequences("validate", self.budget.validate), f"validate, {self.corpus}")
 
     @cached_property
     def evaluation(self) -> Trace:
-        return self._trace(self._evaluated, f"evaluate, {self.corpus}")
+        self._require_plain()
+        return self.trace(self._evaluated, f"evaluate, {self.corpus}")
 
     @cached_property
     def _evaluated(self) -> list[TokenSequence]:
         return self.sequences("evaluate", self.budget.evaluate)
 
+    @cached_property
+    def document_of_window(self) -> Ints:
+        """[windows] number of the document each window of ``evaluation`` was cut from."""
+        return np.array([window.document for window in self._evaluated])
+
     def by_document(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document, the unit that intervals resample."""
-        _, first = np.unique([window.document for window in self._evaluated], return_index=True)
+        _, first = np.unique(self.document_of_window, return_index=True)
         return np.add.reduceat(values, first, axis=0)
 
     @cached_property
@@ -245,6 +288,26 @@ class Evidence:
             dtype=self.dtype,
         )
 
+    def conditioned(self, features: tuple[str, ...]) -> Profile:
+        """The profile of this run's calibration text with thresholds per bin of ``features``."""
+        return profile_of(
+            self.calibration,
+            default_probes(self.stepper.layers),
+            model=self.name,
+            fingerprint=self.loaded.fingerprint,
+            corpus=self.corpus,
+            dtype=self.dtype,
+            bins=BinSpec(features),
+        )
+
+    @cached_property
+    def shifted(self) -> Evidence | None:
+        """The same model on another corpus, whose profile is foreign here; None where there is no other."""
+        other = SHIFTED.get(self.corpus, None if self.corpus == "self" else "self")
+        if other is None or not self.loaded.trained:
+            return None
+        return Evidence(self.loaded, replace(self.settings, corpus=other, profile=None), self._make_decoder)
+
     @cached_property
     def full(self) -> OperatingPoint:
         return full_depth(self.stepper.layers)
@@ -254,7 +317,7 @@ class Evidence:
         """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
         table = loss_table(self.validation, self.loaded.geometry, emad_margins(self.profile, MARGINS))
         (reference,) = loss_table(self.validation, self.loaded.geometry, [self.full])
-        accuracy_drop = self._validation_drop if self._validation_tasks else None
+        accuracy_drop = self.scored.validation_drop if self.scored.validated else None
         return cheapest_within_bounds(table, reference.perplexity, accuracy_drop)
 
     @cached_property
@@ -294,7 +357,7 @@ class Evidence:
         documents use half the layers on average, as long as hardly any signal lies so near its threshold that rounding
         decides. Shallow probes, because there depth changes what is emitted.
         """
-        short = [TokenSequence(s.tokens[:PROBED_TOKENS]) for s in self.sequences("validate", PROBED)]
+        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.sequences("validate", PROBED)]
         trace = take_trace(self.stepper, short)
         layers = self.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
@@ -318,13 +381,13 @@ class Evidence:
         """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
         nll, full_nll = self.by_document(loss.nll_nats), self.by_document(self.full_loss.nll_nats)
         tokens = self.by_document(self.evaluation.lengths)
-        chosen = self.tasks if tasks is None else tasks
+        chosen = self.scored.tasks if tasks is None else tasks
         return PointEvidence(
             loss.point.name,
             loss.net_reduction,
             {self.corpus: (nll, full_nll, tokens)},
-            {task: (self.correct(task, self.full), self.correct(task, loss.point)) for task in chosen},
-            {task: float(np.mean([item.example.chance for item in self.tasks[task]])) for task in chosen},
+            {task: (self.scored.correct(task, self.full), self.scored.correct(task, loss.point)) for task in chosen},
+            {task: self.scored.chance(task) for task in chosen},
         )
 
     @cached_property
@@ -332,158 +395,6 @@ class Evidence:
         """``counted``: the decoder counts what it runs, and audits hold that against replay; else ``claimed``."""
         with self.open(self.full) as decoder:
             return "counted" if decoder.capabilities.counted else "claimed"
-
-    def report_points(self, record: Recorder, verdict: Verdict) -> None:
-        """Put full depth, the points put forward and the best truncation at equal net FLOPs on record."""
-        intervals = {leg.name: leg.interval for leg in verdict.legs}
-        rows = [
-            (self.full_loss, self.accuracy(self.full)),
-            *((loss, self.accuracy(loss.point)) for loss in self.losses),
-        ]
-        rivals = [
-            equal_flops(self.truncation_sweep, loss.net_reduction) for loss in self.losses if loss.net_reduction > 0
-        ]
-        rows += [(rival, {}) for rival in dict.fromkeys(r for r in rivals if r is not None)]
-        for loss, accuracy in rows:
-            interval = intervals.get(f"{loss.point.name}: perplexity on {self.corpus}")
-            record.point(
-                {
-                    "model": self.name,
-                    "name": loss.point.name,
-                    "family": loss.point.family,
-                    "corpus": self.corpus,
-                    "window_tokens": self.window,
-                    "mean_depth": loss.mean_depth,
-                    "depth_p50": loss.depth_p50,
-                    "depth_p90": loss.depth_p90,
-                    "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
-                    "depth_by_position": depth_by_position(self.evaluation, depths(self.evaluation, loss.point)),
-                    "flop_evidence": self.flop_evidence,
-                    "gross_reduction": loss.gross_reduction,
-                    "net_reduction": loss.net_reduction,
-                    "perplexity_reference": self.full_loss.perplexity,
-                    "perplexity": loss.perplexity,
-                    "perplexity_rise": loss.perplexity_rise,
-                    "interval": interval,
-                    "accuracy": {task: list(pair) for task, pair in accuracy.items()},
-                    "time_ratio": None,  # by ``Stopwatch.row``
-                }
-            )
-        record.note(self.reading_note)
-        for loss in self.losses:
-            record.note(self._collapse_note(loss))
-
-    @property
-    def reading_note(self) -> str:
-        """One sentence: which text was judged, in what windows."""
-        source = f", text sampled from the model itself (seed {self.seed})" if self.corpus == "self" else ""
-        return (
-            f"{self.name}: perplexity on {self.corpus}{source}, {len(self.by_document(self.evaluation.lengths))} "
-            f"documents in {self.evaluation.sequences} windows of up to {self.window} tokens, each from full depth; "
-            "no prompt: decode FLOPs are all there are"
-        )
-
-    def _collapse_note(self, loss: Loss) -> str:
-        """One sentence: how soon depth was down at the first probe, from where it never returns."""
-        said = f"{self.name}: {loss.point.name}: "
-        if not loss.point.probes:
-            return f"{said}no probes, depth is fixed"
-        depth, first = depths(self.evaluation, loss.point), loss.point.probes[0]
-        before = tokens_before(self.evaluation, depth, first)
-        soon = float(np.median(before))
-        verb = "collapsed to" if (depth <= first).mean() >= COLLAPSED else "reached"
-        reached = (
-            f"depth {verb} the first probe (layer {first}) after a median of {soon:g} tokens"
-            if np.isfinite(soon)
-            else f"depth {verb} the first probe (layer {first}) in {np.isfinite(before).mean():.0%} of windows"
-        )
-        means = ", ".join(f"{mean:.1f} at {span}" for span, mean in depth_by_position(self.evaluation, depth).items())
-        return f"{said}{reached}; mean depth by position: {means}"
-
-    # ------------------------------------------------------------ tasks
-
-    @cached_property
-    def tasks(self) -> dict[str, list[Item]]:
-        """The tasks this run scores: the world's own, where the corpus is of the world."""
-        return self._items("evaluate", self.budget.items)
-
-    def _items(self, split: Split, count: int) -> dict[str, list[Item]]:
-        if not self.corpus.startswith("world:"):
-            return {}
-        return {
-            task: [
-                item_of(example, self.tokenizer, self.opening)
-                for example in world.examples(task, split, count, self.seed)
-            ]
-            for task in world.TASKS
-        }
-
-    @cached_property
-    def _task_traces(self) -> dict[str, Trace]:
-        return {
-            task: self._trace(sequences_of(items), task)
-            for task, items in self.tasks.items()
-            if items[0].example.scoring != "runs"
-        }
-
-    @cached_property
-    def _validation_tasks(self) -> list[tuple[list[Item], Trace]]:
-        """Items and traces of the replayed tasks on the validation split: programs would cost a decode per margin."""
-        count = min(VALIDATED_ITEMS, self.budget.items)
-        return [
-            (items, self._trace(sequences_of(items), f"validate, {task}"))
-            for task, items in self._items("validate", count).items()
-            if items[0].example.scoring != "runs"
-        ]
-
-    def _validation_drop(self, point: OperatingPoint) -> float:
-        """Validation accuracy lost, mean over tasks: one task of 150 items moves in steps larger than the bound."""
-        drops = []
-        for items, trace in self._validation_tasks:
-            full, adaptive = (correct(items, trace, depths(trace, p)).mean() for p in (self.full, point))
-            drops.append(float(full - adaptive))
-        return float(np.mean(drops))
-
-    @cached_property
-    def _generated(self) -> dict[tuple[str, OperatingPoint], Bools]:
-        return {}
-
-    def correct(self, task: str, point: OperatingPoint) -> Bools:
-        """[items] whether each item of ``task`` is right under ``point``: by replay, or by decoding for programs."""
-        items = self.tasks[task]
-        if task in self._task_traces:
-            trace = self._task_traces[task]
-            return correct(items, trace, depths(trace, point))
-        key = (task, point)
-        if key not in self._generated:
-            self._generated[key] = self._run_programs(items, point)
-        return self._generated[key]
-
-    @property
-    def replayed_tasks(self) -> list[str]:
-        """Tasks that one trace decides at every point; programs have to be generated."""
-        return list(self._task_traces)
-
-    def accuracy(self, point: OperatingPoint) -> dict[str, tuple[float, float]]:
-        """task → (accuracy at full depth, accuracy under ``point``)."""
-        return {
-            task: (float(self.correct(task, self.full).mean()), float(self.correct(task, point).mean()))
-            for task in self.tasks
-        }
-
-    def _run_programs(self, items: list[Item], point: OperatingPoint) -> Bools:
-        tokenizer = self.tokenizer
-        newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
-        right = []
-        with self.open(point, max_rows=32) as decoder:
-            for start in range(0, len(items), 32):
-                batch = items[start : start + 32]
-                record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
-                right += [
-                    runs(item.example, tokenizer.decode(emitted.tolist()))
-                    for item, emitted in zip(batch, record.emitted, strict=True)
-                ]
-        return np.array(right, dtype=bool)
 
     # ------------------------------------------------------------ decoders and oracles
 
@@ -493,7 +404,8 @@ class Evidence:
         Raises:
             Unsupported: the provider declines this request.
         """
-        return self._make_decoder(Request(self.ref, point, self.seed + seed, max_rows, temperature))
+        decoder = self._make_decoder(Request(self.ref, point, self.seed + seed, max_rows, temperature))
+        return decoder if self.source is None else Sourced(decoder, self.source)
 
     @contextmanager
     def open(
@@ -507,11 +419,11 @@ class Evidence:
 
     def lens(self, tokens: Ints) -> Floats:
         """The oracle of every audit: reference logits [n, L, V] after every layer."""
-        return lens_logits(self.stepper, tokens)
+        return lens_logits(self.stepper, tokens, source=self.source)
 
     def lens_at_end(self, tokens: Ints) -> Floats:
         """Reference logits [L, V] of the last position."""
-        last: Floats = lens_logits(self.stepper, tokens, len(tokens) - 1)[0]
+        last: Floats = lens_logits(self.stepper, tokens, len(tokens) - 1, self.source)[0]
         return last
 
     def prompts(self, count: int, tokens: int) -> list[Prompt]:
@@ -545,6 +457,18 @@ class Evidence:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     @torch.inference_mode()
+    def own_logits(self, tokens: Ints) -> Floats:
+        """Logits [n, V] that the model's own forward gives after each of ``tokens``."""
+        ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
+        given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
+        logits: Floats = self.loaded.model(**given).logits[0].double().cpu().numpy()
+        return logits
+
+    def _sources(self, rows: int) -> torch.Tensor:
+        assert self.source is not None, "only an encoder-decoder is given sources"
+        return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
+
+    @torch.inference_mode()
     def own_greedy(self, prompts: Sequence[Prompt], new: int) -> Ints:
         """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length."""
         model = self.loaded.model
@@ -553,8 +477,15 @@ class Evidence:
         plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
         plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
         model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
+        given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        if self.seq2seq:
+            plain.decoder_start_token_id = self.opening
+            sources = self._sources(len(ids))
+            given = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
+            # generate() sizes the cache it makes by the encoder's layers, of which there may be fewer
+            given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         try:
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)
+            out = model.generate(**given, max_new_tokens=new)
         finally:
             model.generation_config = kept
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
@@ -563,7 +494,9 @@ class Evidence:
     @cached_property
     def bridge(self) -> Finding:
         """Whether replay speaks for the decoder under test."""
-        sequences = [TokenSequence(s.tokens[:BRIDGED_TOKENS]) for s in self.sequences("evaluate", BRIDGED)][:BRIDGED]
+        sequences = [replace(s, tokens=s.tokens[:BRIDGED_TOKENS]) for s in self.sequences("evaluate", BRIDGED)][
+            :BRIDGED
+        ]
         point = self.probing_point
         replayed = []
         for sequence in sequences:
@@ -573,6 +506,31 @@ class Evidence:
             replayed.append(Replayed(sequence.tokens, done.depth, done.nll_nats, signal))
         with self.open(point) as decoder:
             return bridge(decoder, point, replayed, self.tolerance)
+
+    @cached_property
+    def scored(self) -> Scored:
+        """What this model answers on the tasks of its corpus."""
+        return Scored(self)
+
+    @cached_property
+    def estimates(self) -> Estimates:
+        """Cheaper readings of entropy than a full softmax."""
+        return Estimates(self)
+
+    def beside(self, name: str) -> Evidence:
+        """Evidence of another model under the same settings."""
+        loaded = load(name, device=self.settings.device, dtype=self.stepper.dtype, seed=self.settings.seed)
+        return Evidence(loaded, self.settings, self._make_decoder)
+
+    @cached_property
+    def exits(self) -> Exits:
+        """What this encoder-decoder answers under early-exit rules, and what that cost."""
+        return Exits(self)
+
+    @cached_property
+    def rivals(self) -> Rivals:
+        """EMAD beside fixed truncation, fixed thresholds and other schedules."""
+        return Rivals(self)
 
     @cached_property
     def stopwatch(self) -> Stopwatch:

@@ -29,10 +29,15 @@ def header(settings: Settings) -> str:
 
 def write_summary(terminal: pytest.TerminalReporter, results: Results, failures: list[str], report: str | None) -> None:
     """Operating points, claims, notes and changed goldens; then what fails the run as a whole."""
-    from emad_ref.report.tables import claims_table, points_table  # tabulate: not at the start of every run
+    from emad_ref.report.tables import (
+        claims_table,
+        plain_table,
+        points_table,
+    )  # tabulate: not at the start of every run
 
     sections = (
         ("emad operating points", points_table(results.points) if results.points else ""),
+        *((f"{table['model']}: {table['title']}", plain_table(table["rows"])) for table in results.tables),
         ("emad claims", claims_table(results.claims) if results.claims else ""),
         ("emad notes", "\n".join(f"- {note}" for note in results.notes)),
         ("emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)),

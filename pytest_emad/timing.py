@@ -6,7 +6,8 @@ The same fresh prompts for all arms of a pair, the same number of new tokens, no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +65,32 @@ class Stopwatch:
         return (
             (prompt, new) if budget.rank else affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes)
         )
+
+    def against_full(self, points: Mapping[str, OperatingPoint], rows: int = 1) -> Timings:
+        """Paired seconds of arm ``full`` and of each of ``points`` on the same fresh prompts.
+
+        Raises:
+            Unsupported: the decoder under test declines one of them.
+        """
+        length, new = self.request_shape
+        pairs, warm_up = self._evidence.budget.pairs, 2
+        prompts = self._evidence.prompts(rows * (pairs + warm_up), length)
+        with ExitStack() as stack:
+            decoders = {
+                name: stack.enter_context(self._evidence.open(point, max_rows=rows))
+                for name, point in {"full": self._evidence.full, **points}.items()
+            }
+
+            def arm(decoder: Decoder) -> Callable[[int], None]:
+                return lambda pair: _run(decoder, prompts[pair * rows : (pair + 1) * rows], new)
+
+            return paired(
+                {name: arm(decoder) for name, decoder in decoders.items()},
+                pairs,
+                np.random.default_rng(self._evidence.seed),
+                warm_up=warm_up,
+                synchronize=decoders["full"].synchronize,
+            )
 
     def _timed(self, rows: int) -> Timings:
         length, new = self.request_shape

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from emad_ref.replay import sums
-from emad_ref.verdict.judge import judge_e1, not_applicable
+from emad_ref.verdict.judge import judge_e1
+from emad_ref.verdict.legs import not_applicable
 from pytest_emad.family import other_legs
 
 

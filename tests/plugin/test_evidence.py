@@ -13,7 +13,7 @@ from emad_ref.calibration.trace import TokenSequence
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.text.documents import Example
-from pytest_emad import session
+from pytest_emad import scored, session
 from pytest_emad.options import BUDGETS, Settings
 from pytest_emad.session import Evidence
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
@@ -66,13 +66,13 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
         asked.append((task, split, count))
         return [Example("recall", "p" * n, "a", "exact") for n in range(1, count + 1)]
 
-    monkeypatch.setattr(session.world, "examples", examples)
-    monkeypatch.setattr(session.world, "TASKS", {"recall": None})
+    monkeypatch.setattr(scored.world, "examples", examples)
+    monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
     monkeypatch.setattr("emad_ref.sweep.select.within_bounds", lambda row, reference: True)
     monkeypatch.setattr(Evidence, "validation", session.take_trace(stepper, [TokenSequence(np.arange(20))]))
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     drops = {}
-    monkeypatch.setattr(Evidence, "_validation_drop", lambda self, point: drops.setdefault(point.name, 0.02))
+    monkeypatch.setattr(scored.Scored, "validation_drop", lambda self, point: drops.setdefault(point.name, 0.02))
     assert run.selected is None
     assert len(drops) == session.MARGINS
     assert asked == [("recall", "validate", FEW.items)]
@@ -80,11 +80,11 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
 
 def test_validation_accuracy_is_lost_where_depth_is(stepper, monkeypatch) -> None:
     run = evidence(stepper)
-    monkeypatch.setattr(session, "correct", lambda items, trace, depth: np.asarray(depth) == LAYERS)
+    monkeypatch.setattr(scored, "correct", lambda items, trace, depth: np.asarray(depth) == LAYERS)
     trace = session.take_trace(stepper, [TokenSequence(np.arange(12)), TokenSequence(np.arange(9))])
-    run.__dict__["_validation_tasks"] = [([], trace), ([], trace)]
-    assert run._validation_drop(run.full) == 0.0
-    assert run._validation_drop(run.shallow_point) == 1.0
+    run.scored.__dict__["validated"] = [([], trace), ([], trace)]
+    assert run.scored.validation_drop(run.full) == 0.0
+    assert run.scored.validation_drop(run.shallow_point) == 1.0
 
 
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from emad_ref.sweep.pareto import LEVELS
 from emad_ref.verdict.claims import load_register
-from pytest_emad.family import LEGS, other_legs
+from pytest_emad.family import LEGS, REDUCTIONS, other_legs
 from pytest_emad.options import Settings, settings
 
 REGISTER = load_register()
@@ -40,6 +41,10 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them(chosen: Cal
     run = chosen("--emad-gate-claims", "EMAD-E1")
     assert other_legs("EMAD-E1", run, REGISTER, LAYERS) == 4 + 2
     assert other_legs("EMAD-F1", run, REGISTER, LAYERS) == 2 + 11
+
+
+def test_rivals_meet_at_every_level() -> None:
+    assert len(LEVELS) == REDUCTIONS
 
 
 def test_every_statistical_row_with_intervals_is_counted() -> None:

@@ -85,6 +85,62 @@ def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run
     ]
 
 
+TABLES = """
+def test_one(emad_record):
+    rows = [{"stride": 2, "rise %": 0.0125, "recall": None}, {"stride": 4, "rise %": 0.0, "recall": 0.5}]
+    emad_record.table("probe stride", "emad-tiny", rows)
+def test_two(emad_record):
+    emad_record.table("probe stride", "other", [{"interval": [0.5, 1.25]}])
+"""
+
+
+def test_tables_are_printed_between_points_and_claims_and_reported_as_given(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(test_a=TABLES, test_b=SUITE)
+    result = run("--emad-report", "out")
+    result.stdout.fnmatch_lines(
+        [
+            "*emad operating points*",
+            "*emad-tiny: probe stride*",
+            "stride*rise %*recall",
+            "*2*1.25*–*",
+            "*4*0.00*0.5*",
+            "*other: probe stride*",
+            "interval*",
+            "[[]0.5, 1.25]",
+            "*emad claims*",
+        ]
+    )
+    assert report_of(project.path / "out")["tables"] == [
+        {
+            "title": "probe stride",
+            "model": "emad-tiny",
+            "rows": [{"stride": 2, "rise %": 0.0125, "recall": None}, {"stride": 4, "rise %": 0.0, "recall": 0.5}],
+        },
+        {"title": "probe stride", "model": "other", "rows": [{"interval": [0.5, 1.25]}]},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("[]", "*rows of 'probe stride'=*at least one row*"),
+        ("[{'a': 1}, {'b': 1}]", "*differing keys*'a'*in every row*"),
+        ("[{'a': 1, 'b': 2}, {'b': 2, 'a': 1}]", "*differing keys*"),
+        ("[{'a': float('nan')}]", "*built-in JSON values*"),
+        ("[{'a': float('inf')}]", "*built-in JSON values*"),
+        ("[{'a': __import__('numpy').float32(1)}]", "*built-in JSON values*"),
+    ],
+)
+def test_tables_that_cannot_be_set_or_reported_are_refused(
+    project: pytest.Pytester, run: Run, rows: str, message: str
+) -> None:
+    project.makepyfile(f"def test(emad_record):\n    emad_record.table('probe stride', 'm', {rows})")
+    result = run("--emad-report", "out")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"BadArgument: {message}"])
+    assert report_of(project.path / "out")["tables"] == []
+
+
 def test_a_verdict_is_kept_when_its_test_fails_later(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(
         """

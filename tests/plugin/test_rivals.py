@@ -1,0 +1,140 @@
+"""Rivals: which sweeps there are, that they are chosen on one split and judged on another, and their table."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.profile import Profile, profile_of
+from emad_ref.calibration.trace import Trace
+from emad_ref.models.geometry import geometry_of
+from emad_ref.sweep import losses
+from emad_ref.sweep.losses import loss_table
+from pytest_emad import rivals
+from pytest_emad.options import MARGINS
+from pytest_emad.rivals import EMAD, Rivals
+from tests.small import LAYERS, small_config
+
+PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
+
+
+def trace_of(seed: int) -> Trace:
+    """Entropy and loss that fall with depth and from the first half of a text to the second."""
+    rng, rows = np.random.default_rng(seed), SEQUENCES * LENGTH
+    place = np.tile(np.arange(LENGTH), SEQUENCES)
+    level = np.where(place < LENGTH // 2, 2.0, 0.5)[:, None] * np.linspace(1.5, 1.0, LAYERS)
+    noisy = (level * rng.uniform(0.5, 1.5, (rows, LAYERS))).astype(np.float32)
+    return Trace(
+        entropy_nats=noisy,
+        nll_nats=(level * rng.uniform(0.8, 1.2, (rows, LAYERS))).astype(np.float32),
+        top1=np.zeros((rows, LAYERS), dtype=np.int32),
+        top1_probability=np.exp(-noisy),
+        softmax_response=np.exp(-noisy),
+        token=place,
+        target=place,
+        position=place,
+        starts=np.arange(0, rows + 1, LENGTH),
+        prompts=np.zeros(SEQUENCES, dtype=np.int64),
+    )
+
+
+@pytest.fixture(scope="module")
+def profile() -> Profile:
+    return profile_of(trace_of(0), PROBES, model="m", fingerprint="f", corpus="c", dtype="float32")
+
+
+def evidence(profile: Profile) -> SimpleNamespace:
+    """Two windows to a document."""
+    return SimpleNamespace(
+        profile=profile,
+        validation=trace_of(1),
+        evaluation=trace_of(2),
+        loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
+        by_document=lambda values: np.add.reduceat(values, np.arange(0, SEQUENCES, 2), axis=0),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(profile: Profile) -> SimpleNamespace:
+    return evidence(profile)
+
+
+@pytest.fixture(scope="module")
+def sweeps(run: SimpleNamespace) -> Rivals:
+    return Rivals(run)
+
+
+def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: Rivals) -> None:
+    assert next(iter(sweeps.families)) == EMAD
+    assert set(sweeps.families) >= {"fixed truncation", "fixed entropy", "softmax response", "chunked", "positional"}
+    assert [len(sweeps.families[name]) for name in (EMAD, "fixed entropy", "softmax response")] == [MARGINS] * 3
+    names = [point.name for points in sweeps.families.values() for point in points]
+    assert len(set(names)) == len(names)
+
+
+def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
+    bare = Profile("m", "f", "c", "float32", LAYERS, PROBES, profile.mean_nats, profile.targets_nats, 100, 10, {})
+    assert "EMAD, quantile" in Rivals(evidence(profile)).families
+    assert "EMAD, quantile" not in Rivals(evidence(bare)).families
+
+
+def test_points_are_chosen_on_validation_and_judged_on_evaluation(run: SimpleNamespace, sweeps: Rivals) -> None:
+    point = run.profile.point(0.0)
+    (chosen,) = [row for row in sweeps.validated[EMAD] if row.point == point]
+    (judged,) = loss_table(run.evaluation, run.loaded.geometry, [point])
+    assert chosen.perplexity == loss_table(run.validation, run.loaded.geometry, [point])[0].perplexity
+    assert sweeps.evaluated(point).perplexity == judged.perplexity != chosen.perplexity
+
+
+def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def counted(trace, geometry, points):
+        asked.append(list(points))
+        return losses.loss_table(trace, geometry, asked[-1])
+
+    monkeypatch.setattr(rivals, "loss_table", counted)
+    fresh, point = Rivals(evidence(profile)), profile.point(0.0)
+    assert fresh.evaluated(point) is fresh.evaluated(point)
+    assert asked == [[point]]
+
+
+def test_both_sides_of_a_duel_save_enough_on_validation(sweeps: Rivals) -> None:
+    saved = {row.point: row.net_reduction for table in sweeps.validated.values() for row in table}
+    duels = sweeps.duels("fixed truncation")
+    assert duels
+    for duel in duels:
+        assert saved[duel.ours] >= duel.reduction
+        assert saved[duel.rival] >= duel.reduction
+        assert (duel.ours.family, duel.rival.family) == ("emad", "truncation")
+
+
+def test_a_duel_is_decided_by_documents_of_the_evaluation_split(sweeps: Rivals) -> None:
+    duel = sweeps.duels("fixed truncation")[0]
+    found = sweeps.compared(duel, np.random.default_rng(0))
+    mine, theirs = (sweeps.evaluated(point).perplexity for point in (duel.ours, duel.rival))
+    assert found.value == pytest.approx(mine / theirs - 1)
+    assert found.n == SEQUENCES // 2
+    assert found.low < found.value < found.high
+
+
+def test_the_table_has_the_best_of_each_family_that_saves_enough_by_level_and_quality(sweeps: Rivals) -> None:
+    rows = sweeps.table((0.15, 0.30))
+    assert [(row["net reduction ≥ %"], row["perplexity"]) for row in rows] == sorted(
+        (row["net reduction ≥ %"], row["perplexity"]) for row in rows
+    )
+    assert len({(row["net reduction ≥ %"], row["family"]) for row in rows}) == len(rows)
+    for row in rows:
+        table = sweeps.validated[row["family"]]
+        enough = [loss for loss in table if loss.net_reduction >= row["net reduction ≥ %"]]
+        best = min(enough, key=lambda loss: loss.perplexity).point
+        judged = sweeps.evaluated(best)
+        assert row["point"] == best.name
+        assert (row["perplexity"], row["net reduction %"]) == (judged.perplexity, judged.net_reduction)
+
+
+def test_a_family_that_never_saves_so_much_has_no_row(sweeps: Rivals) -> None:
+    assert sweeps.table((0.99,)) == []
+    assert {row["net reduction ≥ %"] for row in sweeps.table()} == {0.15, 0.30, 0.45, 0.60}

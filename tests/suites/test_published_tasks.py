@@ -1,0 +1,77 @@
+"""``--emad-tasks`` from the command line to the verdict: legs, table, notes, journal; one error where it is wrong."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.suites.conftest import Run, text_of, verdicts_of
+from tests.unit.tasks.test_datasets import write
+
+pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+for module in ("datasets", "emad_ref.tasks.evaluation", "emad_ref.tasks.harness"):
+    import_module(module)  # pytester takes modules back out, and what these register cannot be registered twice
+
+F1 = ("claims/test_emad_f1.py",)
+NOT_LITERAL = ("-k", "put_forward")
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words that the tiny reader knows."""
+    folder = tmp_path_factory.mktemp("data")
+    write(
+        folder / "arc/ARC-Easy/test.jsonl",
+        [
+            {"question": f"w{n} w{n + 1}", "choices": {"text": [f"w{n}", "w2"], "label": ["A", "B"]}, "answerKey": "A"}
+            for n in range(3, 15)
+        ],
+    )
+    pages = (" ".join(f"w{(n * k) % 119 + 1}" for k in range(1, 40)) for n in range(1, 36))
+    (folder / "wikitext-2").mkdir()
+    text = "\n".join(f" = w{n} = \n {page}\n" for n, page in enumerate(pages))
+    (folder / "wikitext-2" / "test.txt").write_text(text, encoding="utf-8")
+    write(
+        folder / "humaneval/HumanEval.jsonl",
+        [
+            {"task_id": "0", "prompt": "w1", "canonical_solution": "w2", "test": "w3", "entry_point": "w4"},
+        ],
+    )
+    return folder
+
+
+def test_tasks_reach_the_verdict_the_table_and_the_journal(
+    judge: Run, reader: Path, data: Path, ungated: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    result = judge(
+        *F1, model=reader, corpus="self", data=data, tasks="arc_easy,wikitext,humaneval", limit=32, claims=ungated,
+        report=out, more=NOT_LITERAL,
+    )  # fmt: skip
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    legs = {leg["name"]: leg for leg in verdicts_of(out)["EMAD-F1"]["legs"]}
+    assert legs["emad m=0.00: arc_easy"]["n"] == 12
+    assert legs["emad m=0.00: perplexity on lm-eval's wikitext"]["n"] == 32
+    assert "--emad-allow-code-execution" in legs["task humaneval"]["reason"]
+    assert legs["task humaneval"]["outcome"] == "unmeasured"
+    result.stdout.fnmatch_lines(
+        ["*lm-eval's tasks at the points put forward*", "*arc_easy * acc *", "*wikitext * word*"]
+    )
+    result.stdout.fnmatch_lines(["*arc_easy (12 of 12 documents), wikitext (32 of 35 documents)*no margin is chosen*"])
+    journals = [json.loads(file.read_text().splitlines()[0]) for file in (out / "journal").glob("*.jsonl")]
+    points = {journal["identity"]["point"]["name"] for journal in journals}
+    assert {"full depth", "emad m=0.00"} <= points
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [("gsm9k", "--emad-tasks='gsm9k', but expected some of"), ("pile", "but expected a folder that holds ")],
+)
+def test_a_task_that_is_not_there_is_one_error(judge: Run, reader: Path, data: Path, task: str, said: str) -> None:
+    result = judge(*F1, model=reader, corpus="self", data=data, tasks=task, more=NOT_LITERAL)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert text_of(result).count(said) == 1
+    assert not result.parseoutcomes().get("failed")
