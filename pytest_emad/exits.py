@@ -61,6 +61,7 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
 THRESHOLD = 0.9  # the paper's λ
+FEWEST_DIFFERING = 10  # items, for a bootstrap of their differences to mean anything
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
 ROWS = 25  # items decoded together
 NEW: dict[PairTask, int] = {"qa": 8, "summary": 32}  # new tokens; the longest targets have 6 and 22
@@ -393,15 +394,18 @@ def decide(evidence: Evidence, record: Recorder, claim: Claim, judged: Callable[
 
 
 def difference(a: Floats, b: Floats, *, threshold: float, rng: np.random.Generator, unit: str) -> Estimate:
-    """Mean of a − b over items, both [items], paired; studentised bootstrap over items.
+    """Mean of a − b over items, both [items] in 0–1, paired; studentised bootstrap over items.
 
-    Where no item differs there is nothing to resample, and no certainty either: the share of items that might differ
-    has a Clopper–Pearson bound, and so has a mean of differences within ±1.
+    Where few items differ a bootstrap resamples those few, and makes a bound of any size out of one: then the mean lies
+    between minus the share of items that are worse and the share that are better, each with its Clopper–Pearson bound.
     """
-    if np.array_equal(a, b):
-        same = np.ones(len(a), dtype=bool)
-        return replace(accuracy_drop(same, same, threshold=threshold), unit=unit, method="no item differs")
-    return mean_rate(a - b, np.ones(len(a), dtype=np.int64), threshold=threshold, rng=rng, unit=unit)
+    worse, better = a < b, a > b
+    if int(worse.sum() + better.sum()) >= FEWEST_DIFFERING:
+        return mean_rate(a - b, np.ones(len(a), dtype=np.int64), threshold=threshold, rng=rng, unit=unit)
+    every = np.ones(len(a), dtype=bool)
+    up, down = accuracy_drop(every, ~better, threshold=threshold), accuracy_drop(~worse, every, threshold=threshold)
+    method = f"{int(worse.sum() + better.sum())} items differ: Clopper–Pearson on how many do"
+    return Estimate(float((a - b).mean()), down.low, up.high, len(a), down.p_above, up.p_below, unit, method)
 
 
 def earlier(a: Answered, b: Answered, *, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:

@@ -23,10 +23,11 @@ PAIR_SAVINGS = 2  # the paper's two results
 EXIT_TASKS = 2  # of early exits: question → span, dialogue → summary
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
 
-# Claim → legs on one model of so many layers. F1: perplexity and accuracy of the calibrated default, of the margin
-# chosen on validation and of the one the user names. E1: one step per pair of adjacent layers.
+# Claim → legs on one model of so many layers. F1: accuracy, and perplexity on the corpus and on each task that is one,
+# of the calibrated default, of the margin chosen on validation and of the one the user names. E1: one step per pair of
+# adjacent layers.
 LEGS: dict[str, Callable[[Settings, int], int]] = {
-    "EMAD-F1": lambda settings, layers: 2 * (2 + (settings.margin is not None)),
+    "EMAD-F1": lambda settings, layers: (2 + len(settings.tasks)) * (2 + (settings.margin is not None)),
     "EMAD-F1-literal": lambda settings, layers: 2 * MARGINS,
     "EMAD-F2": lambda settings, layers: len(settings.budget.batch_sizes),
     "EMAD-E1": lambda settings, layers: layers - 1,

@@ -12,6 +12,7 @@ which a single NumPy scalar would kill. A test fails on a verdict when
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
 from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
-from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
+from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict, write_atomically
 from pytest_emad.options import Settings
 
 CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
@@ -184,6 +185,25 @@ class Recorder:
         if any(list(row) != columns for row in rows):
             raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
         self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]})
+
+    def figure(self, name: str, model: str, draw: Callable[[], str]) -> None:
+        """Draw an SVG into ``--emad-report DIR``; without that option nothing is drawn. A note says what was written.
+
+        Args:
+            name: of the file, after the model's.
+            draw: makes the file's text; ``PlotsMissing`` becomes a note, for a table holds the same rows.
+        """
+        if self._settings.report is None:
+            return
+        from emad_ref.report.plots import PlotsMissing
+
+        path = self._settings.report / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model)}-{name}.svg"
+        try:
+            write_atomically(path, draw())
+        except PlotsMissing as missing:
+            self.note(f"{model}: no figure {name!r}: {missing}")
+        else:
+            self.note(f"{model}: figure {path.name} in the report folder")
 
     def note(self, text: str) -> None:
         """Record a sentence that the reader of the summary needs."""

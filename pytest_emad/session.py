@@ -62,6 +62,7 @@ JUDGED: tuple[Split, ...] = ("calibrate", "validate", "evaluate")
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
 SHIFTED = {"world:premise": "world:mixed", "world:mixed": "world:premise"}  # corpora at hand that differ most
+NEVER_NATS = -1.0  # a threshold that no entropy passes
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
 PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
@@ -95,6 +96,7 @@ class Evidence:
                 )
         if self.settings.profile is not None or self.settings.margin is not None:
             self.profile.point(self.settings.margin or 0.0)
+        self.scored.harnessed.check()
 
     # ------------------------------------------------------------ model and text
 
@@ -300,6 +302,10 @@ class Evidence:
             bins=BinSpec(features),
         )
 
+    def of(self, loaded: Loaded) -> Evidence:
+        """Evidence about another model (a copy of this one) under the same settings, from the same hook."""
+        return Evidence(loaded, self.settings, self._make_decoder)
+
     @cached_property
     def shifted(self) -> Evidence | None:
         """The same model on another corpus, whose profile is foreign here; None where there is no other."""
@@ -365,6 +371,9 @@ class Evidence:
         candidates = []
         for quantile in PROBING_QUANTILES:
             thresholds = np.quantile(entropy, quantile, axis=0)
+            # signals that crowd around any low quantile (entropies near zero) decide by rounding: leave that layer out
+            crowded = (np.abs(entropy - thresholds) <= self.tolerance).mean(axis=0) > NEAR_TIES
+            thresholds = np.where(crowded, NEVER_NATS, thresholds)
             point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
             near = float((np.abs(entropy - thresholds) <= self.tolerance).any(axis=1).mean())
             away = abs(float(depths(trace, point).mean()) - layers / 2)

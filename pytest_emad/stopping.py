@@ -17,7 +17,7 @@ import pytest
 from emad_ref.errors import EmadError
 
 STOP = "emad_stop"  # attribute of a report: why the run ends; xdist carries attributes across
-OURS = frozenset({"emad_evidence", "emad_model", "emad_record"})
+OURS = frozenset({"emad_evidence", "emad_model", "emad_pair", "emad_record"})
 
 
 class RunStopped(EmadError):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from emad_ref.errors import BadArgument
 from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
 from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
@@ -72,6 +73,8 @@ class Stopwatch:
         Raises:
             Unsupported: the decoder under test declines one of them.
         """
+        if "full" in points:
+            raise BadArgument("points", sorted(points), "names other than 'full'", "that arm is full depth")
         length, new = self.request_shape
         pairs, warm_up = self._evidence.budget.pairs, 2
         prompts = self._evidence.prompts(rows * (pairs + warm_up), length)

@@ -88,8 +88,9 @@ class WalkedSession:
     def rollback(self, length: Ints) -> None:
         self._require_open()
         length = self._checked_length(length, "rollback")
-        for row, kept in enumerate(length):
+        for row, kept in enumerate(length.tolist()):
             del self._trail[row][kept:]
+            self._prompt[row] = min(self._prompt[row], kept)  # what follows a shortened prompt is decided
         self._cache.truncate(length)
         self._owed.truncate(length)
 

@@ -156,7 +156,8 @@ def _full(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
 
 def _topk(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
     search = SEARCHES[estimator.search]
-    index = _kept(stepper, ("index", estimator.search, estimator.rank), lambda rows: search(rows, _bias(stepper), estimator))
+    key = ("index", estimator.search, estimator.rank)
+    index = _kept(stepper, key, lambda rows: search(rows, _bias(stepper), estimator))
     estimate = TopK(index.wide_enough(estimator.k), estimator.k, len(stepper.unembedding), stepper.softcap)
     return LogitReader(stepper, "topk", estimate, _charged(stepper, estimate.macs_per_row), estimator.correction)
 

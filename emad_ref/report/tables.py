@@ -99,7 +99,15 @@ def _cell(key: str, value: Any) -> str:
 
 
 # Units that read best in percent, and whether their sign is worth showing.
-_FRACTIONS = {"relative rise": "+", "accuracy drop": "", "net FLOP reduction": "", "share of block FLOPs": ""}
+_FRACTIONS = {
+    "relative rise": "+",
+    "accuracy drop": "",
+    "net FLOP reduction": "",
+    "share of block FLOPs": "",
+    "saving": "",
+    "saving lost": "",
+    "share of the score": "",
+}
 
 
 def _value(value: float | None, unit: str) -> str:

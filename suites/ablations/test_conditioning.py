@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -24,11 +24,13 @@ def test_conditioning(emad_evidence, emad_record, emad_rng):
         profile = calibrated(evidence, features=features)
         fallen, few = np.array(profile.fallbacks, dtype=int) > 0, profile.statistics.tokens < profile.minimum_tokens
         beside = {"features": profile.bins.name, "bins": profile.bins.count, "fallen back": int(fallen.sum())}
-        rows += table.rows(points(profile, margins(evidence)), **beside)
+        by_margin = table.rows(points(profile, margins(evidence)), **beside)
+        rows += by_margin
         if note := fallback_note(profile):
             emad_record.note(f"{evidence.name}: {note}")
         assert profile.statistics.tokens.sum() == len(evidence.calibration), "a calibration token is in no bin"
         assert not features or (fallen == few).all(), "a bin seen too rarely keeps its own thresholds, or another fell"
+        assert all(less["mean depth"] <= more["mean depth"] for less, more in pairwise(by_margin))
         assert all(len(point.thresholds) == profile.bins.count for point in points(profile, [0.0]))
     emad_record.table(f"ablation, conditioning on {evidence.corpus}", evidence.name, rows)
 

@@ -16,7 +16,7 @@ from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
 from pytest_emad.exits import RULES, THRESHOLD, costs, difference, minimum_layers
 
-TEXTS, TOKENS = 30, 24
+TEXTS, TOKENS = 20, 20
 SATURATION = ("saturation", "none")
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import joined, stepwise_logits, trace_stepwise
-from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.quantised import int8_copy
 from emad_ref.policy.thresholds import default_probes
@@ -19,7 +18,7 @@ from emad_ref.verdict.interval import perplexity_rise
 from emad_ref.verdict.legs import counted, decided, not_applicable, row, unmeasured, weighed
 from pytest_emad.family import other_legs
 
-TEXTS = {"calibrate": 20, "evaluate": 80}
+TEXTS = {"smoke": (10, 40), "standard": (30, 120), "full": (100, 400)}  # calibrated, evaluated
 FED, PROMPT = 12, 6
 
 
@@ -43,7 +42,7 @@ def test_an_int8_copy_keeps_invariants_and_quality(emad_evidence, emad_record, e
 def judged(evidence, int8, claim, rng, others):
     traces = {
         split: joined([trace_stepwise(int8.stepper, text) for text in evidence.sequences(split, count)])
-        for split, count in TEXTS.items()
+        for split, count in zip(("calibrate", "evaluate"), TEXTS[evidence.budget.name], strict=True)
     }
     profile = profile_of(
         traces["calibrate"],
@@ -74,7 +73,9 @@ def invariant_error(evidence, int8):
     tokens = rng.integers(0, int8.stepper.vocabulary, PROMPT + FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, FED))[::-1]
     reference = stepwise_logits(int8.stepper, tokens, PROMPT - 1)[1:]  # a prompt's last position is a step
-    session, _ = WalkedDecoder(int8.stepper, evidence.full).start([Prompt(tokens[:PROMPT])])
-    steps = [session.feed(token[None, None], np.array([[d]])) for token, d in zip(tokens[PROMPT:], depths, strict=True)]
+    with evidence.of(int8).open(evidence.full) as decoder:
+        session, _ = decoder.start([Prompt(tokens[:PROMPT])])
+        forced = zip(tokens[PROMPT:], depths, strict=True)
+        steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]
     seen = np.array([step.logits[0, 0] for step in steps])
     return float(np.abs(seen - reference[np.arange(FED), depths - 1]).max())

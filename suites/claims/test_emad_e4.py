@@ -30,7 +30,7 @@ def judged(evidence, claim, record, rng, others):
     fitted = estimates.corrected([*estimates.paper, estimates.linear])
     trace = estimates.read("evaluate", READ, fitted)
     full, document = estimates.columns(trace.entropy_nats), trace.sequence
-    read = {estimator: estimates.columns(trace.estimates[estimator]) for estimator in fitted}
+    read = {estimator: uncorrected(estimator, estimates.columns(trace.estimates[estimator])) for estimator in fitted}
     legs, beside = {}, []
     for estimator in fitted:
         for i, probe in enumerate(estimates.probes):
@@ -48,7 +48,6 @@ def rows_of(evidence, full, read):
     """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
     probes = evidence.estimates.probes
     targets = [(float(target),) for target in evidence.profile.targets_nats]
-    plain = {estimator: uncorrected(estimator, columns) for estimator, columns in read.items()}
     return [
         {
             "estimator": row.estimator.name,
@@ -59,11 +58,12 @@ def rows_of(evidence, full, read):
             "decisions changed %": next(iter(row.changed.values())),
             "tokens": row.tokens,
         }
-        for row in agreements(probes, full, plain, targets)
+        for row in agreements(probes, full, read, targets)
     ]
 
 
 def uncorrected(estimator, columns):
-    """[tokens, probes] the estimates before their linear map, which the trace has applied."""
+    """[tokens, probes] the estimates before their linear map, which the trace has applied: a negative slope would turn
+    their order round."""
     slope, intercept = np.array(estimator.correction).T
     return (columns - intercept) / slope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from emad_ref.report.plots import pareto
 from emad_ref.verdict.legs import judge_side, not_applicable
 from pytest_emad.family import other_legs
 from pytest_emad.premises import quality_premise
@@ -47,4 +48,5 @@ def test_pareto_table(emad_evidence, emad_record):
         emad_record.note(f"{evidence.name}: no point of any sweep saves 15 % of FLOPs net")
         return
     emad_record.table(f"best perplexity at equal net FLOPs on {evidence.corpus}", evidence.name, rows)
+    emad_record.figure("pareto", evidence.name, lambda: pareto(rows, f"{evidence.name} on {evidence.corpus}"))
     assert {row["net reduction ≥ %"] for row in rows} <= {0.15, 0.30, 0.45, 0.60}

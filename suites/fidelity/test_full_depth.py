@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 
 NEW, PROMPTS, LENGTH = 32, 4, 8
 
@@ -20,9 +19,7 @@ def test_without_exits_tokens_are_the_models_own_greedy_continuation(emad_eviden
 def test_last_layer_readout_is_the_models_distribution(emad_evidence):
     evidence = emad_evidence
     (prompt,) = evidence.prompts(1, LENGTH)
-    ids = torch.from_numpy(prompt.tokens)[None].to(evidence.stepper.device)
-    with torch.inference_mode():
-        own = evidence.loaded.model(ids).logits[0].double().cpu().numpy()
+    own = evidence.own_logits(prompt.tokens)
     difference = np.abs(evidence.lens(prompt.tokens)[:, -1] - own).max()
     assert difference <= evidence.tolerance, f"the last layer's lens is off by {difference:.2e}"
     with evidence.open(evidence.full) as decoder:

@@ -107,6 +107,26 @@ def test_no_differing_item_is_not_certainty() -> None:
     assert found.p_above > 0.05
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_one_differing_item_decides_nothing(sign: int) -> None:
+    """The bootstrap of one item in a hundred would be sure of its sign, or bound it by millions."""
+    a, b = np.full(100, 0.5), np.full(100, 0.5)
+    a[3] += 0.4 * sign
+    found = difference(a, b, threshold=0.0, rng=np.random.default_rng(0), unit="score")
+    assert found.value == pytest.approx(0.004 * sign)
+    assert -0.08 < found.low < -0.03
+    assert 0.03 < found.high < 0.08
+    assert min(found.p_above, found.p_below) > 0.05
+
+
+def test_many_differing_items_decide() -> None:
+    rng = np.random.default_rng(0)
+    b = rng.uniform(0, 0.5, 100)
+    found = difference(b + rng.uniform(0, 0.2, 100), b, threshold=0.02, rng=rng, unit="score")
+    assert found.low < found.value < found.high < 0.15
+    assert found.p_above < 0.001
+
+
 def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)

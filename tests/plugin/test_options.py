@@ -27,6 +27,10 @@ VALUES: dict[str, tuple[str, Any]] = {
     "seed": ("7", 7),
     "golden": ("goldens", "goldens"),
     "data": ("data", "data"),
+    "small-model": ("emad-tiny-plain", "emad-tiny-plain"),
+    "large-model": ("emad-nano", "emad-nano"),
+    "tasks": ("wikitext,gsm8k", frozenset({"wikitext", "gsm8k"})),
+    "limit": ("50", 50),
 }
 FIELDS = {"model": "models"}
 PATHS = ("profile", "report", "claims", "golden", "data")
@@ -50,7 +54,7 @@ def expected(project: pytest.Pytester, name: str) -> Any:
 
 
 def test_the_table_of_values_has_every_option_but_the_switch() -> None:
-    assert set(VALUES) | {"update-golden"} == {option.name for option in OPTIONS}
+    assert set(VALUES) | {"update-golden", "allow-code-execution"} == {option.name for option in OPTIONS}
 
 
 @pytest.mark.parametrize("name", VALUES)

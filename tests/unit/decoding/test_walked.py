@@ -372,3 +372,19 @@ def test_capabilities_promise_what_was_tried(stepper, point):
     )
     decoder.synchronize()
     decoder.close()
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "chunked", "free_deferred"])
+def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule):
+    """Rolled back into the prompt, the next token is the first of its sequence: its depth binds those that follow."""
+    period = {"period": 3} if schedule == "chunked" else {}
+    cut, _ = WalkedDecoder(stepper, replace(point, schedule=schedule, **period)).start([Prompt(HISTORY)])
+    cut.rollback(np.array([1]))
+    tokens = np.array([[5], [9], [2], [7], [1]])
+    forced = cut.feed(tokens[:1], np.array([[2]])).depth[0, 0]
+    later = [int(cut.feed(token[None]).depth[0, 0]) for token in tokens[1:]]
+    assert forced == 2
+    if schedule == "monotone":
+        assert max(later) <= 2
+    if schedule == "chunked":
+        assert later[:2] == [2, 2]

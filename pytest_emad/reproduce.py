@@ -1,0 +1,116 @@
+"""The papers' whole plan for a list of models in one command: one run per model, resumable, one report folder.
+
+    python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] MODEL …
+
+Each model is judged by a pytest of its own, so that one that cannot be loaded takes no other down. A model whose report
+was written for the same version, budget and options is not judged again: an interrupted command goes on where it was.
+A falsified claim is a result, not a failure of the command; what could not run is.
+
+    DIR/<model>/report.json   as every run writes it           DIR/<model>/log.txt   what the run said
+    DIR/summary.json          all models' claims, statuses     DIR/summary.txt       the claims as one table
+
+Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some model could not be judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from emad_ref import __version__
+from pytest_emad.goldens import write_atomically
+from pytest_emad.options import BUDGETS
+from pytest_emad.results import REPORT
+
+DONE = "done.json"
+JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pytest_emad.reproduce", description="Judge models one by one.")
+    parser.add_argument("models", nargs="+", metavar="MODEL")
+    parser.add_argument("--out", type=Path, required=True, help="folder of all reports")
+    parser.add_argument("--budget", choices=tuple(BUDGETS), default="full")
+    parser.add_argument("--suites", default="pytest_emad.suites", help="package or path of the suites")
+    parser.add_argument("--data", type=Path, help="folder with data sets, as --emad-data")
+    parser.add_argument("--device", default="cpu")
+    return parser
+
+
+def command(model: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
+    """The pytest command line that judges ``model`` into ``folder``."""
+    where = [chosen.suites] if Path(chosen.suites).exists() else ["--pyargs", chosen.suites]
+    data = ["--emad-data", str(chosen.data)] if chosen.data else []
+    options = {"model": model, "budget": chosen.budget, "device": chosen.device, "report": str(folder)}
+    flags = [part for name, value in options.items() for part in (f"--emad-{name}", value)]
+    return [sys.executable, "-m", "pytest", *where, *flags, *data]
+
+
+def identity(model: str, chosen: argparse.Namespace) -> dict[str, str]:
+    """What a finished run must have been asked for to stand for this one."""
+    asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
+    return asked | {"model": model, "version": __version__}
+
+
+def judge(model: str, folder: Path, chosen: argparse.Namespace) -> int:
+    """Run the suites on one model, or find that they did; pytest's exit status."""
+    mark, wanted = folder / DONE, identity(model, chosen)
+    if mark.is_file():
+        done = json.loads(mark.read_text(encoding="utf-8"))
+        if done.get("identity") == wanted and (folder / REPORT).is_file():
+            print(f"{model}: judged before, status {done['status']}", flush=True)
+            return int(done["status"])
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{model}: judging; see {folder / 'log.txt'}", flush=True)
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+        status = subprocess.run(
+            command(model, folder, chosen), stdout=log, stderr=subprocess.STDOUT, check=False
+        ).returncode
+    if status in JUDGED:
+        write_atomically(mark, json.dumps({"identity": wanted, "status": status}) + "\n")
+    return status
+
+
+def summary(statuses: Mapping[str, int], out: Path) -> dict[str, Any]:
+    """Claims of every model that has a report, and the status of each run."""
+    claims = []
+    for model, status in statuses.items():
+        if status in JUDGED:
+            report = json.loads((out / folder_name(model) / REPORT).read_text(encoding="utf-8"))
+            claims += report["claims"]
+    return {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+
+
+def folder_name(model: str) -> str:
+    """A model's name as one folder's."""
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", model).strip("-.") or "model"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments()
+    chosen = parser.parse_args(argv)
+    names = [folder_name(model) for model in chosen.models]
+    if len(set(names)) != len(names):
+        parser.error(f"MODEL={chosen.models}, but expected names that differ as folders do; got {names}")
+    statuses = {
+        model: judge(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
+    }
+    from emad_ref.report.tables import claims_table
+
+    found = summary(statuses, chosen.out)
+    write_atomically(chosen.out / "summary.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    text = claims_table(found["claims"])
+    failed = [f"{model}: status {status}, see log.txt" for model, status in statuses.items() if status not in JUDGED]
+    write_atomically(chosen.out / "summary.txt", "\n".join([text, *failed]) + "\n")
+    print("\n".join([text, *failed]))
+    return 4 if failed else max(statuses.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

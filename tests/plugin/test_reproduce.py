@@ -1,0 +1,74 @@
+"""The whole plan in one command: every model judged once, what failed said, what was done kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_emad import reproduce
+
+SUITE = """
+import pytest
+from emad_ref.verdict.claims import Verdict
+
+@pytest.mark.emad(claim="EMAD-E13")
+def test_it(emad_record, emad_settings):
+    (model,) = emad_settings.models
+    outcome = "falsified" if model == "bad" else "survived"
+    emad_record.claim(Verdict("EMAD-E13", model, outcome, 1.0, None, 1, 1.0, "1 = tied", False, "counted"))
+    assert model != "failing"
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path):
+    suite = tmp_path / "test_stub.py"
+    suite.write_text(SUITE)
+
+    def run(*models: str, budget: str = "smoke") -> int:
+        return reproduce.main([*models, "--out", str(tmp_path / "out"), "--suites", str(suite), "--budget", budget])
+
+    return run
+
+
+def read(folder: Path) -> dict:
+    return json.loads((folder / "out" / "summary.json").read_text())
+
+
+def test_every_model_has_its_report_and_all_claims_one_table(asked, tmp_path, capsys):
+    assert asked("one", "bad") == 0  # a falsified row that does not gate is a result
+    found = read(tmp_path)
+    verdicts = {claim["model"]: claim["verdict"] for claim in found["claims"]}
+    assert verdicts == {"one": "survived", "bad": "falsified"}
+    assert found["status"] == {"one": 0, "bad": 0}
+    assert "EMAD-E13" in capsys.readouterr().out
+    assert (tmp_path / "out" / "one" / "report.json").is_file()
+
+
+def test_what_is_done_is_not_judged_again_unless_asked_otherwise(asked, tmp_path, capsys):
+    asked("one")
+    stamp = (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns
+    assert asked("one", "two") == 0
+    assert "one: judged before, status 0" in capsys.readouterr().out
+    assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns == stamp
+    asked("one", budget="standard")
+    assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns != stamp
+
+
+def test_a_failing_test_is_status_one_and_takes_no_other_model_down(asked, tmp_path):
+    assert asked("failing", "one") == 1
+    assert read(tmp_path)["status"] == {"failing": 1, "one": 0}
+
+
+def test_what_cannot_run_is_status_four_and_is_tried_again(tmp_path, capsys):
+    arguments = ["one", "--out", str(tmp_path / "out"), "--suites", str(tmp_path), "--budget", "smoke"]
+    assert reproduce.main(arguments) == 4  # an empty folder collects nothing
+    assert "one: status 5, see log.txt" in capsys.readouterr().out
+    assert not (tmp_path / "out" / "one" / reproduce.DONE).exists()
+
+
+def test_models_whose_folders_would_collide_are_refused(asked):
+    with pytest.raises(SystemExit):
+        asked("a/b", "a-b")
