@@ -14,7 +14,7 @@ from emad_ref.verdict.legs import counted, estimated, judge_side
 from pytest_emad.family import other_legs
 
 EXACT = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
-DECODED, DECODED_TOKENS = 40, 48  # documents, and tokens of each, on which state copying is scored
+DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which state copying is scored
 
 
 @pytest.mark.emad(claim="EMAD-E7", measures=True)
