@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.replay import sums
+from emad_ref.sweep.diagnostics import agreement_auroc, agreement_rate, echo_rate
 from emad_ref.verdict.judge import judge_e1
 from emad_ref.verdict.legs import not_applicable
 from pytest_emad.family import other_legs
@@ -22,4 +23,22 @@ def test_entropy_falls_with_depth(emad_evidence, emad_record, emad_register, ema
     entropy, tokens = evidence.by_document(entropy), evidence.by_document(trace.lengths)
     others = other_legs("EMAD-E1", emad_settings, emad_register, trace.layers)
     verdict = judge_e1(entropy, tokens, claim, evidence.name, emad_rng, other_legs=others)
+    emad_record.table(f"readouts by layer on {evidence.corpus}", evidence.name, readouts(trace))
     emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
+
+
+def readouts(trace):
+    """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last."""
+    columns = zip(
+        trace.entropy_nats.mean(axis=0), echo_rate(trace), agreement_rate(trace), agreement_auroc(trace), strict=True
+    )
+    return [
+        {
+            "layer": layer,
+            "mean entropy, nats": float(entropy),
+            "echo %": float(echo),
+            "agrees with last %": float(agrees),
+            "AUROC of low entropy for that": None if np.isnan(auroc) else float(auroc),
+        }
+        for layer, (entropy, echo, agrees, auroc) in enumerate(columns, start=1)
+    ]
