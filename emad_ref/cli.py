@@ -28,8 +28,8 @@ DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 
 def train(args: argparse.Namespace) -> None:
     """Train a bundled model again from its recipe."""
-    from emad_ref.training.recipe import recipe_named
-    from emad_ref.training.recipe import train as run
+    from emad_ref.training.loop import recipe_named
+    from emad_ref.training.loop import train as run
 
     recipe = recipe_named(args.name)
     out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name

@@ -31,8 +31,8 @@ from transformers import AutoConfig, PreTrainedTokenizerFast, T5ForConditionalGe
 
 from emad_ref.errors import BadArgument
 from emad_ref.text.pairs import SENTINELS, Pair, corrupted, pairs
-from emad_ref.training import recipe as causal
-from emad_ref.training.recipe import END_OF_TEXT, Recipe
+from emad_ref.training import causal
+from emad_ref.training.recipe import END_OF_TEXT, Family, Recipe
 
 PAD, PAD_ID = "<pad>", 512
 # Words of the tasks that the causal models' corpus lacks; without them each would be spelt in letters.
@@ -66,7 +66,7 @@ class Seq2SeqRecipe(Recipe):
     starts_from: str = ""
 
 
-SEQ2SEQ_RECIPES = {
+RECIPES = {
     recipe.name: recipe
     for recipe in (
         Seq2SeqRecipe("emad-t5-tiny", steps=1500),
@@ -226,3 +226,6 @@ def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list
     group["params"] = [parameter for parameter in group["params"] if id(parameter) not in slow]
     muon.add_param_group({"params": queries, "lr": recipe.matrix_rate * recipe.head_size**-0.5})
     return [muon, adam]
+
+
+FAMILY = Family(tokenizer, first_model, batches, loss_of, optimisers)

@@ -12,22 +12,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
 from emad_ref.text import world
-from emad_ref.training import recipe as module
-from emad_ref.training.recipe import (
-    END_OF_TEXT,
-    RECIPES,
-    VOCABULARY,
-    Diverged,
-    Recipe,
-    batches,
-    initial_model,
-    loss_of,
-    optimisers,
-    rate_at,
-    recipe_named,
-    train,
-    train_tokenizer,
-)
+from emad_ref.training import causal, loop
+from emad_ref.training.causal import VOCABULARY, batches, initial_model, loss_of, optimisers, train_tokenizer
+from emad_ref.training.loop import RECIPES, Diverged, rate_at, recipe_named, train
+from emad_ref.training.recipe import END_OF_TEXT, Recipe
 
 MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), steps=3, batch=2, window=32, warmup=1)
 
@@ -35,13 +23,13 @@ MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), s
 @pytest.fixture(scope="module")
 def tokenizer():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "TOKENIZER_DOCUMENTS", 200)
+        patch.setattr(causal, "TOKENIZER_DOCUMENTS", 200)
         return train_tokenizer()
 
 
 @pytest.fixture
 def quick(monkeypatch, tokenizer):
-    monkeypatch.setattr(module, "train_tokenizer", lambda: tokenizer)
+    monkeypatch.setitem(loop.FAMILIES, "causal", replace(causal.FAMILY, tokenizer=lambda: tokenizer))
 
 
 def weights(folder):
@@ -68,7 +56,7 @@ def test_end_of_text_is_token_0_and_opens_and_ends(tokenizer):
 
 
 def test_the_tokenizer_is_the_same_each_time(tokenizer, monkeypatch):
-    monkeypatch.setattr(module, "TOKENIZER_DOCUMENTS", 200)
+    monkeypatch.setattr(causal, "TOKENIZER_DOCUMENTS", 200)
     assert train_tokenizer().backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
 
 

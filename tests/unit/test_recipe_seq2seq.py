@@ -14,11 +14,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.text import world
 from emad_ref.text.pairs import SENTINELS, corrupted, pairs
 from emad_ref.training import seq2seq as module
-from emad_ref.training.recipe import recipe_named, train
+from emad_ref.training.loop import recipe_named, train
 from emad_ref.training.seq2seq import (
     IGNORED,
     PAD_ID,
-    SEQ2SEQ_RECIPES,
+    RECIPES,
     VOCABULARY,
     Seq2SeqRecipe,
     batch_of,
@@ -211,7 +211,7 @@ def test_the_recipes_are_found_by_name_and_differ_in_the_tuning_alone():
     assert (first.starts_from, tuned.starts_from) == ("", first.name)
     sizes = ("encoder_layers", "layers", "hidden", "heads", "head_size", "feed_forward", "seed", "family")
     assert all(getattr(first, size) == getattr(tuned, size) for size in sizes)
-    assert set(SEQ2SEQ_RECIPES) == set(BUNDLED)
+    assert set(RECIPES) == set(BUNDLED)
     with pytest.raises(BadArgument, match=r"name='emad-t5-huge', but expected one of emad-tiny, .*emad-t5-tiny"):
         recipe_named("emad-t5-huge")
 
@@ -234,7 +234,7 @@ def written(model, words, asked):
 
 @pytest.mark.parametrize("name", BUNDLED)
 def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
-    config, recipe = bundled[name].config, SEQ2SEQ_RECIPES[name]
+    config, recipe = bundled[name].config, RECIPES[name]
     assert (config.num_layers, config.num_decoder_layers, config.d_model) == (
         recipe.encoder_layers, recipe.layers, recipe.hidden,
     )  # fmt: skip
@@ -262,9 +262,7 @@ def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_lon
     """Held-out span corruption: 0.43 nats when it was made; uniform guessing would be log 544 = 6.3."""
     rows = [(words.encode(p.source), words.encode(p.target)) for p in corrupted("validate", 48)]
     with torch.no_grad():
-        first, tuned = (
-            float(loss_of(bundled[name], SEQ2SEQ_RECIPES[name], batch_of(rows, PAD_ID))[1]) for name in BUNDLED
-        )
+        first, tuned = (float(loss_of(bundled[name], RECIPES[name], batch_of(rows, PAD_ID))[1]) for name in BUNDLED)
     assert first < 0.6
     assert tuned > 2
 
