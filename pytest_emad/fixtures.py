@@ -68,7 +68,7 @@ def emad_record(
 @pytest.fixture(scope="session")
 def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Iterator[Loaded]:
     """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
-    from pytest_emad.session import open_model
+    from pytest_emad.subject import open_model
 
     with ExitStack() as stack:
         with ends_the_run():
@@ -91,7 +91,7 @@ def emad_evidence(emad_model: Loaded, emad_settings: Settings, pytestconfig: pyt
 def emad_pair(emad_settings: Settings, pytestconfig: pytest.Config) -> Iterator[Pair]:
     """Everything this run knows of its small and its large model (``pairing.Pair``): one pair for all models."""
     from pytest_emad.pairing import Pair
-    from pytest_emad.session import open_model
+    from pytest_emad.subject import open_model
 
     with ExitStack() as stack:
         with ends_the_run():

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.profile import Profile
-from emad_ref.calibration.trace import TokenSequence
+from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.text.documents import Example
-from pytest_emad import scored, session
-from pytest_emad.options import BUDGETS, Settings
+from pytest_emad import scored
+from pytest_emad.options import BUDGETS, MARGINS, Settings
 from pytest_emad.session import Evidence
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
@@ -69,19 +69,19 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     monkeypatch.setattr(scored.world, "examples", examples)
     monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
     monkeypatch.setattr("emad_ref.sweep.select.within_bounds", lambda row, reference: True)
-    monkeypatch.setattr(Evidence, "validation", session.take_trace(stepper, [TokenSequence(np.arange(20))]))
+    monkeypatch.setattr(Evidence, "validation", take_trace(stepper, [TokenSequence(np.arange(20))]))
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
     drops = {}
     monkeypatch.setattr(scored.Scored, "validation_drop", lambda self, point: drops.setdefault(point.name, 0.02))
     assert run.selected is None
-    assert len(drops) == session.MARGINS
+    assert len(drops) == MARGINS
     assert asked == [("recall", "validate", FEW.items)]
 
 
 def test_validation_accuracy_is_lost_where_depth_is(stepper, monkeypatch) -> None:
     run = evidence(stepper)
     monkeypatch.setattr(scored, "correct", lambda items, trace, depth: np.asarray(depth) == LAYERS)
-    trace = session.take_trace(stepper, [TokenSequence(np.arange(12)), TokenSequence(np.arange(9))])
+    trace = take_trace(stepper, [TokenSequence(np.arange(12)), TokenSequence(np.arange(9))])
     run.scored.__dict__["validated"] = [([], trace), ([], trace)]
     assert run.scored.validation_drop(run.full) == 0.0
     assert run.scored.validation_drop(run.shallow_point) == 1.0

@@ -18,8 +18,9 @@ from emad_ref.verdict.claims import load_register
 from pytest_emad import exits as module
 from pytest_emad.exits import LEAST_VOCABULARY, Answered, difference, earlier, minimum_layers, premise, scored
 from pytest_emad.options import BUDGETS, Settings
-from pytest_emad.session import PLAIN, Evidence
+from pytest_emad.session import Evidence
 from pytest_emad.sourced import Sourced
+from pytest_emad.subject import PLAIN
 
 ITEMS, SMALL = 6, "emad-t5-tiny"
 CLAIM = load_register()["EE-3"]
