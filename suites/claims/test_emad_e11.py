@@ -1,4 +1,4 @@
-"""EMAD-E11: do flatter profiles gain less? What this model and corpus add to the trend that ``suites/ablations`` shows."""
+"""EMAD-E11: do flatter profiles gain less? What this model and corpus add to the trend in ``suites/ablations``."""
 
 from __future__ import annotations
 
