@@ -33,6 +33,7 @@ _HOMES = {
     "SwitchingRule": "emad_ref.decoding.switching",
     "switch": "emad_ref.decoding.switching",
     "speculate": "emad_ref.decoding.speculative",
+    "self_speculate": "emad_ref.decoding.selfdraft",
     "WalkedDecoder": "emad_ref.decoding.walked",
     "flops": "emad_ref.meters.flops",
 }

@@ -9,6 +9,7 @@ The rules a decoder signs (METHODS, "Depth and documents"):
 - Under the monotone schedule D_t ≤ D_{t-1}; the cap of a fresh row is the ceiling.
 - ``feed`` with ``depth`` obeys it, or raises InadmissibleDepth and leaves the session as it was.
 - Rows decide on their own: a row's tokens and depths do not depend on its neighbours.
+- ``deepen`` is offered where ``Capabilities.deepens`` says so: a token that stopped early keeps its state, and goes on.
 """
 
 from __future__ import annotations
@@ -59,19 +60,24 @@ class Request:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """``max_feed``: tokens per row and feed. ``logit_noise``: largest honest error of a logit against the reference."""
+    """``max_feed``: tokens per row and feed. ``logit_noise``: largest honest error of a logit against the reference.
+
+    ``deepens``: whether sessions of this decoder, at its point, offer ``Session.deepen``.
+    """
 
     max_feed: int = 1
     schedules: frozenset[str] = frozenset({"monotone"})
     counted: bool = True
     logit_noise: float = 0.0
+    deepens: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
     """``logits`` [rows, n, V], each at its token's depth; ``depth`` [rows, n].
 
-    ``signal`` [rows, n, probes], as compared; NaN = unread.
+    ``signal`` [rows, n, probes], as compared; NaN = unread. A feed that was asked for the last logits alone holds no
+    others: ``logits`` [rows, last, V].
     """
 
     logits: Floats
@@ -94,8 +100,24 @@ class Session(Protocol):
     def work(self) -> Work | None:
         """Work executed since ``start``, rolled-back tokens included; None if the decoder does not count."""
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
-        """Process ``tokens`` [rows, n] (n ≤ max_feed) at ``depth`` [rows, n], or at depths of the rule's choosing."""
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        """Process ``tokens`` [rows, n] (n ≤ max_feed) at ``depth`` [rows, n], or at depths of the rule's choosing.
+
+        ``last``: logits of only so many tokens at the end of each row are wanted, 0…n; all by default. A head that
+        would serve no other purpose is not run, and not counted. Depths and signals are of all tokens all the same.
+        """
+
+    def deepen(self, length: Ints) -> Step:
+        """Run all tokens from ``length`` [rows] on from the depth each stopped at to the point's ceiling.
+
+        n, the tokens from there on, is the same for all rows and at least 1, and each of them stopped below the
+        ceiling. The step holds their logits [rows, n, V] at the ceiling, which is their depth from then on. Tokens
+        before them that stopped early go up along with them, unread: the layers above attend to their K and V.
+
+        Raises:
+            Unsupported: the decoder's capabilities do not say ``deepens``.
+            BadArgument: any other ``length``; the session's state is unchanged.
+        """
 
     def rollback(self, length: Ints) -> None:
         """Forget all tokens from ``length`` [rows] on: tokens, K/V and cap are as they were then."""

@@ -1,7 +1,8 @@
 """What one run knows of a pair: a small and a large model that write one text; items of tasks, answered by decoding.
 
     validation   which tasks the large model is better at; τ for several shares of the large model; what each costs
-    evaluation   the points so chosen, speculative decoding and the large model alone, on the same items
+    evaluation   the points so chosen, speculative decoding (drafted by the small model, or by the first layers of the
+                 large one) and the large model alone, on the same items
 
     saving = 1 − (s + (1 − s) · P_S / P_L)     s: the large model's share of emitted tokens (EAD, abstract; ``cost``)
 
@@ -20,8 +21,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from emad_ref.decoding.pair import Log, Partner, Seat, require_same_tokenizer
-from emad_ref.decoding.speculative import ACCEPTED, GATED, VERIFIER, Speculated, speculate
+from emad_ref.decoding.acceptance import ACCEPTED, GATED, Speculated
+from emad_ref.decoding.pair import Log, Partner, Seat, shared_vocabulary
+from emad_ref.decoding.selfdraft import drafting_point, self_speculate
+from emad_ref.decoding.speculative import VERIFIER, speculate
 from emad_ref.decoding.switching import LARGE, SMALL, Switched, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.meters.clock import Timings, paired
@@ -29,8 +32,9 @@ from emad_ref.meters.cost import token_share_cost
 from emad_ref.meters.flops import flops
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import default_probes
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request, Session, Step, Unsupported
-from emad_ref.record import DECODE, PROMPT, Bools, Floats, Ints, Record, Tokens, Work
+from emad_ref.record import DECODE, DRAFT, PROMPT, Bools, Floats, Ints, Record, Tokens, Work
 from emad_ref.sweep.routing import Routing, best_within_share, threshold_for_share
 from emad_ref.tasks.scoring import Item, item_of, runs
 from emad_ref.text import world
@@ -99,6 +103,13 @@ class Answered:
     def flops_per_token(self) -> float | None:
         return None if self.flops is None else self.flops / int(self.emitted.sum())
 
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over judged drafts of all runs; None where nothing was drafted."""
+        runs = [one for one in self.runs if isinstance(one, Speculated)]
+        judged = sum(one.judged for one in runs)
+        return sum(int(one.drafted(ACCEPTED).sum()) for one in runs) / judged if judged else None
+
 
 class Pair:
     """Lazily gathered evidence about two loaded models that read the same ids.
@@ -119,7 +130,7 @@ class Pair:
         least_saving: float,
     ) -> None:
         _require_decoders(small, large)
-        require_same_tokenizer(small, large)
+        self.vocabulary = shared_vocabulary(small, large)
         sizes = small.geometry.parameters(), large.geometry.parameters()
         if sizes[0] >= sizes[1]:
             raise BadArgument(
@@ -155,7 +166,7 @@ class Pair:
         return 1 - token_share_cost(large_share, **self.parameters)
 
     def flops(self, work: Mapping[int, Work]) -> int:
-        """FLOPs of what both models executed."""
+        """FLOPs of what the models executed, by their numbers."""
         models = (self.small, self.large)
         return sum(flops(part, models[model].loaded.geometry).total for model, part in work.items())
 
@@ -169,9 +180,36 @@ class Pair:
         points = small or self.small.full, large or self.large.full
         with ExitStack() as stack:
             yield (
-                Partner(stack.enter_context(self.small.open(points[0], max_rows=rows)), points[0]),
-                Partner(stack.enter_context(self.large.open(points[1], max_rows=rows)), points[1]),
+                Partner(stack.enter_context(self.small.open(points[0], max_rows=rows)), points[0], self.vocabulary),
+                Partner(stack.enter_context(self.large.open(points[1], max_rows=rows)), points[1], self.vocabulary),
             )
+
+    @contextmanager
+    def drafting(self, rows: int = 1) -> Iterator[Partner]:
+        """The large model at full depth, able to draft for itself, open as long as the block.
+
+        Raises:
+            Unsupported: its decoder does not take up tokens that stopped early.
+        """
+        point = drafting_point(self.large.stepper.layers)
+        with self.large.open(point, max_rows=rows) as decoder:
+            if not decoder.capabilities.deepens:
+                raise Unsupported("the decoder does not take up tokens that stopped early: it cannot draft for itself")
+            yield Partner(decoder, point, self.vocabulary)
+
+    @cached_property
+    def without_drafting(self) -> str:
+        """Why the large model cannot draft for itself; empty where it can."""
+        try:
+            with self.drafting():
+                return ""
+        except Unsupported as refusal:
+            return str(refusal)
+
+    @property
+    def exit_layers(self) -> tuple[int, ...]:
+        """After which layers the large model drafts for itself: its default probes; none where it cannot."""
+        return () if self.without_drafting else default_probes(self.large.stepper.layers)
 
     # ------------------------------------------------------------ answers
 
@@ -252,6 +290,22 @@ class Pair:
 
         return self._kept(("speculated", k, gate_bits, padded, task, split, count), run)
 
+    def self_speculated(self, exit_layer: int, task: str, split: Split, count: int, *, k: int = DRAFTED) -> Answered:
+        """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
+
+        def run() -> Answered:
+            items = self.items(task, split, count)
+            with self.drafting(rows=ROWS) as model:
+
+                def decode(prompts: list[Prompt], new: int) -> Speculated:
+                    return self_speculate(model, exit_layer, prompts, new, k=k, stop=self.stop)
+
+                emitted, done, _ = _in_groups(items, _equal(items), decode)
+            lengths = np.array([len(tokens) for tokens in emitted])
+            return Answered(self._right(items, emitted), lengths, lengths, self._total(done), tuple(done))
+
+        return self._kept(("self-speculated", exit_layer, k, task, split, count), run)
+
     def _kept(self, key: tuple[object, ...], run: Callable[[], Answered]) -> Answered:
         if key not in self._answers:
             self._answers[key] = run()
@@ -262,13 +316,16 @@ class Pair:
         return None if spent is None else int(spent.sum())
 
     def spent(self, results: Sequence[Result], model: int = LARGE) -> Floats | None:
-        """FLOPs of each result, prompts included; None if a decoder does not count. A bare Record is of ``model``."""
+        """FLOPs of each result, prompts included; None if a decoder does not count.
+
+        Where one model alone did the work, it was ``model``.
+        """
         spent = []
         for one in results:
             work = _record(one).work
             if work is None:
                 return None
-            spent.append(self.flops({model: work[0]} if isinstance(one, Record) else work))
+            spent.append(self.flops({model: work[0]} if len(work) == 1 else work))
         return np.array(spent, dtype=np.float64)
 
     def _right(self, items: Sequence[Item], emitted: Sequence[Ints]) -> Bools:
@@ -323,7 +380,7 @@ class Pair:
     def rolling_bits(self, task: str) -> Floats:
         """H̄ of the small model alone on the validation items, bits."""
         if task not in self._rolling_bits:
-            never = SwitchingRule(float(np.log2(self.small.loaded.geometry.vocabulary)), start=SMALL)
+            never = SwitchingRule(float(np.log2(self.vocabulary)), start=SMALL)
             (done,) = self.switched(never, task, "validate", self.size.tried).runs
             assert isinstance(done, Switched)
             self._rolling_bits[task] = np.concatenate(done.rolling_bits)
@@ -412,7 +469,8 @@ class Pair:
 
     @cached_property
     def rivals(self) -> tuple[Timings, dict[str, list[Result]]]:
-        """``large``, ``EMAD``, ``speculative`` and, where there is something to route, ``EAD`` as put forward."""
+        """``large``, ``EMAD``, ``speculative``, ``EAD`` as put forward where there is something to route, and
+        ``self-speculative`` after the first of ``exit_layers`` where there is one."""
         with ExitStack() as stack:
             small, large = stack.enter_context(self.partners())
             emad = stack.enter_context(self.large.open(self.emad_point))
@@ -424,6 +482,8 @@ class Pair:
             if self.tasks:
                 rule = self.put_forward(self.timed_task)
                 arms["EAD"] = lambda prompt, new: switch(small, large, rule, [prompt], new)
+            if self.exit_layers:
+                arms["self-speculative"] = self_drafted(stack.enter_context(self.drafting()), self.exit_layers[0])
             return self.timed(arms, self.settings.budget.pairs)
 
     @cached_property
@@ -432,28 +492,33 @@ class Pair:
         return self.large.profile.point(0.0)
 
 
+def self_drafted(model: Partner, exit_layer: int) -> Arm:
+    """Self-speculation as a timed arm."""
+    return lambda prompt, new: self_speculate(model, exit_layer, [prompt], new, k=DRAFTED)
+
+
 @dataclass(frozen=True)
 class Speculation:
     """Speculative decoding seen as a decoder of its verifier's point, which is what it promises to be.
 
-    Its ledger is not the verifier's alone, so it does not claim to count.
+    ``decode``: what emits; ``promised``: which rows of its record are the verifier's, for drafts are no part of the
+    promise. Its ledger is not the verifier's alone, so it does not claim to count.
     """
 
-    draft: Partner
     verifier: Partner
-    k: int = DRAFTED
+    decode: Callable[[Sequence[Prompt], int, frozenset[int]], Speculated]
+    promised: Callable[[Tokens], Bools]
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.verifier.decoder.capabilities, counted=False)
+        return replace(self.verifier.decoder.capabilities, counted=False, deepens=False)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[Session, Step]:
         raise Unsupported("speculative decoding has no session of its own: judge what it generates")
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
-        """The verifier's part of the record: drafts and what was refused are no part of the promise."""
-        record = speculate(self.draft, self.verifier, prompts, max_new, k=self.k, stop=stop).record
-        mine, table = record.tokens.model == VERIFIER, record.tokens
+        record = self.decode(prompts, max_new, stop).record
+        mine, table = self.promised(record.tokens), record.tokens
         columns = {field.name: getattr(table, field.name)[mine] for field in fields(Tokens)}
         tokens = Tokens(**columns | {"model": np.zeros(int(mine.sum()), dtype=np.int64)})
         signal = record.signal[mine][:, : len(self.verifier.point.probes)]
@@ -464,6 +529,24 @@ class Speculation:
 
     def close(self) -> None:
         """The partners belong to the caller."""
+
+
+def speculation(draft: Partner, verifier: Partner, k: int = DRAFTED) -> Speculation:
+    """One model drafts, another verifies."""
+    return Speculation(
+        verifier,
+        lambda prompts, new, stop: speculate(draft, verifier, prompts, new, k=k, stop=stop),
+        lambda tokens: tokens.model == VERIFIER,
+    )
+
+
+def self_speculation(model: Partner, exit_layer: int, k: int = DRAFTED) -> Speculation:
+    """One model drafts after ``exit_layer`` and verifies at its ceiling."""
+    return Speculation(
+        model,
+        lambda prompts, new, stop: self_speculate(model, exit_layer, prompts, new, k=k, stop=stop),
+        lambda tokens: tokens.phase != DRAFT,
+    )
 
 
 def name_of(settings: Settings) -> str:

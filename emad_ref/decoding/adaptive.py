@@ -37,9 +37,10 @@ from emad_ref.record import Bools, Floats, Ints, Work
 
 @dataclass(frozen=True)
 class Outcome:
-    """``logits`` [rows, n, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread.
+    """``logits`` [rows, last, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread.
 
-    ``cap`` int64 [rows]: the largest depth each row was allowed.
+    ``last``: tokens at the end of each row whose logits were asked for. ``cap`` int64 [rows]: the largest depth each
+    row was allowed.
     """
 
     logits: Tensor
@@ -66,18 +67,22 @@ class Step:
         owed: Owed,
         held: Bools | None = None,
         decided: Ints | None = None,
+        last: int = 1,
     ) -> Outcome:
         """Process one token per row, int64 [rows, 1]; the rule chooses depths up to ``cap`` [rows].
 
         ``owed``: what earlier tokens of the session left undone. ``held`` [rows]: rows that take their cap unasked.
         ``decided`` [rows]: index of each token among the decided ones of its row, for thresholds that decay.
+        ``last`` 0: nobody asks for the logits; only probes read.
         """
         asked = np.ones(len(cap), dtype=bool) if held is None else ~held
-        return self._run(tokens, frame, cache, cap, work, owed, asked, decided)
+        return self._run(tokens, frame, cache, cap, work, owed, asked, last, decided)
 
-    def obey(self, tokens: Tensor, frame: Frame, cache: Cache, depth: Ints, work: Work, owed: Owed) -> Outcome:
-        """Process ``tokens`` int64 [rows, n] at the given ``depth`` [rows]; no probe is read."""
-        return self._run(tokens, frame, cache, depth, work, owed, np.zeros(len(depth), dtype=bool))
+    def obey(
+        self, tokens: Tensor, frame: Frame, cache: Cache, depth: Ints, work: Work, owed: Owed, last: int
+    ) -> Outcome:
+        """Process ``tokens`` int64 [rows, n] at the given ``depth`` [rows]; read the ``last`` of them and no probe."""
+        return self._run(tokens, frame, cache, depth, work, owed, np.zeros(len(depth), dtype=bool), last)
 
     def _run(
         self,
@@ -88,6 +93,7 @@ class Step:
         work: Work,
         owed: Owed,
         asked: Bools,
+        last: int,
         decided: Ints | None = None,
     ) -> Outcome:
         rows, queries = tokens.shape
@@ -106,8 +112,7 @@ class Step:
             seen: Tensor | None = None
             probe = self.column.get(layer)
             if probe is not None and asked[running].any():
-                last = hidden[:, -1]
-                read = self.watch.see(last, probe, work)
+                read = self.watch.see(hidden[:, -1], probe, work)
                 values = read.signal.double().cpu().numpy()
                 signal[running, probe] = values
                 if probe == 0:
@@ -122,12 +127,15 @@ class Step:
             if not stops.any():
                 continue
             stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
-            z = self.watch.emit(_rows(hidden, stopped), layer, work) if seen is None else _rows(seen, stopped)
+            if seen is None:
+                z = self.watch.emit(_rows(hidden, stopped)[:, queries - last :], layer, work)
+            else:
+                z = _rows(seen, stopped)[:, 1 - last :]
             depth[running[stopped]] = layer
             if len(z) == rows:
                 logits = z
             else:
-                logits = z.new_empty(rows, queries, z.shape[-1]) if logits is None else logits
+                logits = z.new_empty(rows, last, z.shape[-1]) if logits is None else logits
                 logits[torch.from_numpy(running[stopped]).to(z.device)] = z
             flow.stop(stopped, going, layer)
             running = running[going]

@@ -29,7 +29,7 @@ from emad_ref.record import Floats, Ints, Work
 
 @dataclass(frozen=True)
 class Decided:
-    """``logits`` [rows, n, V] each at its token's depth; ``depth`` [rows, n]; ``signal`` [rows, n, P]."""
+    """``logits`` [rows, last, V], each at its token's depth; ``depth`` [rows, n]; ``signal`` [rows, n, P]."""
 
     logits: Tensor
     depth: Ints
@@ -55,8 +55,12 @@ def decide_chunk(
     cache: Cache,
     cap: Ints,
     work: Work,
+    last: int,
 ) -> Decided:
-    """Process ``tokens`` int64 [rows, n], whose first positions are ``start`` [rows], from ``cap`` [rows] down."""
+    """Process ``tokens`` int64 [rows, n], whose first positions are ``start`` [rows], from ``cap`` [rows] down.
+
+    Logits are those of the ``last`` tokens; of the others only probes are read.
+    """
     rows, queries = tokens.shape
     depth = np.zeros((rows, queries), dtype=np.int64)
     signal = np.full((rows, queries, len(point.probes)), np.nan)
@@ -85,15 +89,17 @@ def decide_chunk(
         stopped = inside & (np.arange(inside.shape[1]) >= keep[:, None])
         if not stopped.any():
             continue
+        shown = stopped & (np.arange(inside.shape[1]) >= queries - last)
         if layer in column:
             assert read.logits is not None, "a full probe is the output distribution"
-            z = read.logits[torch.from_numpy(stopped[inside]).to(hidden.device)]
+            z = read.logits[torch.from_numpy(shown[inside]).to(hidden.device)]
         else:
-            z = watch.emit(hidden[torch.from_numpy(stopped).to(hidden.device)], layer, work)
+            z = watch.emit(hidden[torch.from_numpy(shown).to(hidden.device)], layer, work)
         if logits is None:
-            logits = z.new_empty(rows, queries, z.shape[-1])
+            logits = z.new_empty(rows, last, z.shape[-1])
+        which, place = np.nonzero(shown)
+        logits[torch.from_numpy(running[which]), torch.from_numpy(place - (queries - last))] = z
         which, place = np.nonzero(stopped)
-        logits[torch.from_numpy(running[which]), torch.from_numpy(place)] = z
         depth[running[which], place] = layer
         left[running] = keep
         going = np.flatnonzero(keep > 0)

@@ -1,12 +1,14 @@
-"""Two models that write one text: what switching and speculation share.
+"""Models that write one text: what switching and speculation share.
 
-``Partner``  a decoder with the operating point it was made for.
+``Partner``  a decoder with the operating point it was made for, and the ids it shares with the other one.
 ``Seat``     a partner's session over some sequences; everything it processes is written into a ``Log``.
-``Log``      columns of ``Tokens`` for both models; a rollback turns ``kept`` off.
+``Log``      columns of ``Tokens`` for all models; a rollback turns ``kept`` off.
 
 A partner whose point lets no token exit reads a chunk in one forward, at its ceiling; any other is fed without
 depths and decides them itself. The protocol's ``Session`` is all that is used: any two decoders can be paired that
-read the same token ids, which ``require_same_tokenizer`` decides. No rule of switching or acceptance lives here.
+read the same token ids, which ``shared_vocabulary`` decides. Where one embedding is padded beyond them, logits of the
+padding are cut off before anything is computed from them: no text stands for it. No rule of switching or acceptance
+lives here.
 """
 
 from __future__ import annotations
@@ -32,10 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Partner:
-    """A decoder and the operating point it was made for, which a ``Decoder`` does not tell."""
+    """A decoder and the operating point it was made for, which a ``Decoder`` does not tell.
+
+    ``vocabulary``: ids 0 … vocabulary − 1 are those that all partners of a text read; None: all the decoder has.
+    """
 
     decoder: Decoder
     point: OperatingPoint
+    vocabulary: int | None = None
 
     @property
     def undecided(self) -> bool:
@@ -48,8 +54,11 @@ class Partner:
         return None if self.undecided else np.full(shape, self.point.ceiling, dtype=np.int64)
 
 
-def require_same_tokenizer(first: Loaded, second: Loaded) -> None:
-    """Refuse two models that do not read the same ids: both need a tokenizer, the same one, and as many ids.
+def shared_vocabulary(first: Loaded, second: Loaded) -> int:
+    """The ids 0 … n − 1 that both models read alike; both need a tokenizer, the same one.
+
+    Embeddings may differ in size above the tokenizer's largest id: rows there stand for no text (Qwen2.5 pads its
+    larger models to 152,064, the smaller to 151,936).
 
     Raises:
         BadArgument: naming both models.
@@ -60,19 +69,22 @@ def require_same_tokenizer(first: Loaded, second: Loaded) -> None:
         raise BadArgument(
             "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
         )
-    sizes = first.geometry.vocabulary, second.geometry.vocabulary
-    if sizes[0] != sizes[1]:
-        raise BadArgument(
-            "models",
-            names,
-            f"vocabularies of one size, not {sizes[0]} and {sizes[1]}",
-            "cut padding rows off the larger embedding and head, or pair models of one family",
-        )
     tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
     if len({tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers}) > 1:
         raise BadArgument(
             "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
         )
+    sizes = first.geometry.vocabulary, second.geometry.vocabulary
+    largest = max(tokenizers[0].get_vocab().values())
+    if sizes[0] != sizes[1] and min(sizes) <= largest:
+        raise BadArgument(
+            "models",
+            names,
+            f"vocabularies of one size, or that both cover id {largest} of their tokenizer, not {sizes[0]} and "
+            f"{sizes[1]}",
+            "the smaller lacks tokens that the other may emit: pair models of one family",
+        )
+    return min(sizes)
 
 
 def entropy_bits(logits: Floats) -> Floats:
@@ -99,6 +111,15 @@ class Log:
             held.append(len(self._kept))
             self._kept.append(True)
         self._signal.extend(signal)
+
+    def again(self, sequence: int, model: int, length: int, depth: Ints, cap: Ints, phase: int, signal: Floats) -> None:
+        """What stands at ``length`` and after went on: the same tokens in rows of their own, the former not kept.
+
+        ``depth``, ``cap`` [n] and ``signal`` [n, probes] of all of them.
+        """
+        tokens = np.array([self._rows[entry][2] for entry in self._held[sequence, model][length:]], dtype=np.int64)
+        self.forget(sequence, model, length)
+        self.write(sequence, model, tokens, depth, cap, [phase] * len(tokens), signal)
 
     def forget(self, sequence: int, model: int, length: int) -> None:
         """A rollback: what stands at ``length`` and after is no longer part of the sequence."""
@@ -152,11 +173,32 @@ class Seat:
         work = self.session.work
         return None if work is None else work + Work.none(work.layers)
 
-    def feed(self, tokens: Ints, phase: Sequence[int]) -> Floats:
-        """Process ``tokens`` [rows, n] in chunks the decoder takes; ``phase`` [n]. Returns logits [rows, n, V]."""
-        widest = self.partner.decoder.capabilities.max_feed
-        pieces = range(0, tokens.shape[1], widest)
-        return np.concatenate([self._feed(tokens[:, i : i + widest], phase[i : i + widest]) for i in pieces], axis=1)
+    def feed(self, tokens: Ints, phase: Sequence[int], *, depth: int | None = None, last: int | None = None) -> Floats:
+        """Process ``tokens`` [rows, n] in chunks the decoder takes; ``phase`` [n].
+
+        ``depth``: forced on all of them; None leaves it to the partner. Returns logits [rows, last, V] of the ``last``
+        tokens, of all by default: heads of the others are not run.
+        """
+        n, widest = tokens.shape[1], self.partner.decoder.capabilities.max_feed
+        unread, pieces = 0 if last is None else n - last, range(0, n, widest)
+        logits = []
+        for at in pieces:
+            piece = tokens[:, at : at + widest]
+            read = min(piece.shape[1], max(at + piece.shape[1] - unread, 0))
+            logits.append(self._feed(piece, phase[at : at + widest], depth, read))
+        return np.concatenate(logits, axis=1)
+
+    def deepen(self, length: Ints, phase: int) -> Floats:
+        """Run all tokens from ``length`` [rows] on to the ceiling; their logits there [rows, n, V].
+
+        The log holds each a second time, in ``phase`` at its new depth; what it was before is not kept.
+        """
+        step = self.session.deepen(length)
+        for row, (sequence, first) in enumerate(zip(self.sequences, length.tolist(), strict=True)):
+            del self._trail[row][first:]
+            cap = self._extended(row, step.depth[row])
+            self._log.again(sequence, self.model, first, step.depth[row], cap, phase, step.signal[row])
+        return self._readable(step)
 
     def rollback(self, length: Ints) -> None:
         self.session.rollback(length)
@@ -173,12 +215,17 @@ class Seat:
     def close(self) -> None:
         self.session.close()
 
-    def _feed(self, tokens: Ints, phase: Sequence[int]) -> Floats:
-        step = self.session.feed(tokens, self.partner.feed_depth(tokens.shape))
+    def _feed(self, tokens: Ints, phase: Sequence[int], depth: int | None, last: int) -> Floats:
+        forced = self.partner.feed_depth(tokens.shape) if depth is None else np.full(tokens.shape, depth)
+        step = self.session.feed(tokens, forced, last)
         for row, sequence in enumerate(self.sequences):
-            cap = np.array([self._extend(row, depth) for depth in step.depth[row].tolist()], dtype=np.int64)
+            cap = self._extended(row, step.depth[row])
             self._log.write(sequence, self.model, tokens[row], step.depth[row], cap, phase, step.signal[row])
         return self._readable(step)
+
+    def _extended(self, row: int, depth: Ints) -> Ints:
+        """Lengthen a row's trail by tokens of ``depth`` [n]; the cap each had."""
+        return np.array([self._extend(row, each) for each in depth.tolist()], dtype=np.int64)
 
     def _extend(self, row: int, depth: int) -> int:
         """Lengthen a row's trail by one token; the cap it had."""
@@ -188,8 +235,10 @@ class Seat:
         return cap
 
     def _readable(self, step: Step) -> Floats:
-        require_finite(torch.from_numpy(step.logits.max(axis=-1)), f"of model {self.model}")
-        return step.logits
+        """Logits over the ids that the partners share."""
+        shared = step.logits[..., : self.partner.vocabulary]
+        require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {self.model}")
+        return shared
 
 
 def require_one_vocabulary(first: Floats, second: Floats) -> None:
@@ -199,7 +248,7 @@ def require_one_vocabulary(first: Floats, second: Floats) -> None:
             "vocabularies",
             (first.shape[-1], second.shape[-1]),
             "two models over the same ids",
-            "require_same_tokenizer says whether two loaded models fit",
+            "shared_vocabulary says whether two loaded models fit, and Partner takes the ids they share",
         )
 
 

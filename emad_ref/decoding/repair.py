@@ -7,13 +7,15 @@
              tokens attend to keys of a state that never ran there: approximate.
 ``Deferred`` free_deferred (FREE), chunked: stopped rows leave; their states wait, and run through a layer when a later
              token of the same row needs it, in one chunk with that token. Exact; compute is moved, not saved, but for
-             what no later token ever asked for.
+             what no later token ever asked for. What waits can also be asked for itself: ``settle`` takes it to the
+             ceiling, where its logits are the full model's (self-speculation verifies by this).
 
 A flow lives for one step. It holds the states of the running rows, runs blocks, and counts what it runs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -39,6 +41,19 @@ class Owed:
 
     def __init__(self, rows: int):
         self.waiting: list[dict[int, Tensor]] = [{} for _ in range(rows)]
+
+    def put(self, row: int, position: int, states: Tensor) -> None:
+        """Keep copies of ``states`` [n, D] of the tokens from ``position`` on."""
+        self.waiting[row] |= {position + i: state.clone() for i, state in enumerate(states)}
+
+    def between(self, row: int, first: int, end: int) -> list[Tensor]:
+        """States [D] of the tokens from ``first`` to before ``end``, all of which wait."""
+        return [self.waiting[row][position] for position in range(first, end)]
+
+    def forget(self, row: int, first: int, end: int) -> None:
+        """The tokens from ``first`` to before ``end`` have nothing left to do."""
+        for position in range(first, end):
+            del self.waiting[row][position]
 
     def truncate(self, length: Ints) -> None:
         """Forget tokens from ``length`` [rows] on."""
@@ -132,48 +147,98 @@ class Deferred(Leave):
     """Rows leave, their states wait in ``owed``; a deeper token takes them along, layer by layer."""
 
     def run(self, first: int, last: int) -> Tensor:
-        for layer in range(first + 1, last + 1):
-            held = dict(zip(self.cache.layers[layer - 1].rows, self.cache.layers[layer - 1].length, strict=True))
-            lacking = [start - int(held[row]) for row, start in zip(self.frame.rows, self.frame.starts, strict=True)]
-            if any(lacking):
-                self._run_with_backlog(layer, lacking)
+        for below, top, held in _stretches(self.cache, first, last, self.frame.rows):
+            if held == self.frame.starts:
+                super().run(below, top)
             else:
-                super().run(layer - 1, layer)
+                self._run_with_backlog(below, top, held)
         return self.hidden
 
     def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
         if layer < self.ceiling:
             for i in stopped.tolist():
-                self._wait(self.frame.rows[i], self.frame.starts[i], self.hidden[i])
+                self.owed.put(self.frame.rows[i], self.frame.starts[i], self.hidden[i])
         super().stop(stopped, going, layer)
 
-    def _wait(self, row: int, position: int, states: Tensor) -> None:
-        self.owed.waiting[row] |= {position + i: state.clone() for i, state in enumerate(states)}
-
-    def _run_with_backlog(self, layer: int, lacking: list[int]) -> None:
-        """One layer over each row's waiting states and its current ones, padded on the right to the longest."""
-        rows, starts, queries = self.frame.rows, self.frame.starts, self.frame.queries
-        chunks = []
-        for row, start, lacks, current in zip(rows, starts, lacking, self.hidden, strict=True):
-            waiting = [self.owed.waiting[row][position] for position in range(start - lacks, start)]
-            chunks.append(torch.stack([*waiting, *current]))
-        padded = torch.nn.utils.rnn.pad_sequence(chunks, batch_first=True)
-        first = np.array(starts) - np.array(lacking)
-        frame = self.stepper.frame(
-            first[:, None] + np.arange(padded.shape[1]),
-            self.cache,
-            rows=np.array(rows),
-            lengths=np.array(lacking) + queries,
-        )
-        padded = self.stepper.run(padded, layer - 1, layer, frame, self.cache)
-        count_blocks(self.work, layer - 1, layer, len(rows), padded.shape[1], frame.keys)
-        for row, start, lacks, states in zip(rows, starts, lacking, padded, strict=True):
-            if layer == self.ceiling:
-                for position in range(start - lacks, start):
-                    del self.owed.waiting[row][position]
+    def _run_with_backlog(self, first: int, last: int, held: tuple[int, ...]) -> None:
+        """Layers that lack earlier tokens of some row, over each row's waiting states and its current ones."""
+        rows, starts = self.frame.rows, self.frame.starts
+        chunks = [
+            torch.stack([*self.owed.between(row, begin, start), *current])
+            for row, begin, start, current in zip(rows, held, starts, self.hidden, strict=True)
+        ]
+        states = _run_ragged(self.stepper, chunks, rows, held, first, last, self.cache, self.work)
+        for row, begin, start, higher in zip(rows, held, starts, states, strict=True):
+            if last == self.ceiling:
+                self.owed.forget(row, begin, start)
             else:
-                self._wait(row, start - lacks, states[:lacks])
-        self.hidden = torch.stack([s[lacks : lacks + queries] for s, lacks in zip(padded, lacking, strict=True)])
+                self.owed.put(row, begin, higher[: start - begin])
+        self.hidden = torch.stack([higher[-self.frame.queries :] for higher in states])
+
+
+def settle(stepper: Stepper, ceiling: int, first: Ints, end: Ints, cache: Cache, work: Work, owed: Owed) -> Tensor:
+    """States [rows, n, D] at the ceiling of every session row's tokens from ``first`` to before ``end``, both [rows].
+
+    All of them wait, each after a layer of its own, and so may tokens before them, which go up along with them. Each
+    runs the layers it has not run, once; rows that lack fewer tokens are padded, and the padding is counted.
+    """
+    for below, top, held in _stretches(cache, 0, ceiling, range(len(end))):
+        lacking = [row for row, begin in enumerate(held) if begin < end[row]]
+        if not lacking:
+            continue
+        begins = [held[row] for row in lacking]
+        chunks = [torch.stack(owed.between(row, held[row], int(end[row]))) for row in lacking]
+        states = _run_ragged(stepper, chunks, lacking, begins, below, top, cache, work)
+        for row, begin, higher in zip(lacking, begins, states, strict=True):
+            owed.put(row, begin, higher)
+    bounds = list(zip(first.tolist(), end.tolist(), strict=True))
+    settled = torch.stack([torch.stack(owed.between(row, *span)) for row, span in enumerate(bounds)])
+    for row, held in enumerate(end.tolist()):
+        owed.waiting[row] = {position: state for position, state in owed.waiting[row].items() if position >= held}
+    return settled
+
+
+def _stretches(cache: Cache, first: int, last: int, rows: Sequence[int]) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """(below, top, entries held of each of ``rows``): layers first+1 … last, those that hold as much taken together."""
+    below = first
+    while below < last:
+        held, top = _held(cache, below + 1, rows), below + 1
+        while top < last and _held(cache, top + 1, rows) == held:
+            top += 1
+        yield below, top, held
+        below = top
+
+
+def _held(cache: Cache, layer: int, rows: Sequence[int]) -> tuple[int, ...]:
+    """Entries that ``layer`` holds of each of ``rows``; under a schedule that rises it serves them all."""
+    length = cache.layers[layer - 1].length.tolist()
+    return tuple(length[row] for row in rows)
+
+
+def _run_ragged(
+    stepper: Stepper,
+    chunks: Sequence[Tensor],
+    rows: Sequence[int],
+    starts: Sequence[int],
+    first: int,
+    last: int,
+    cache: Cache,
+    work: Work,
+) -> list[Tensor]:
+    """Layers first+1 … last over one chunk [n_row, D] per row, each from its start on.
+
+    Padded on the right to the longest; the padding is counted, because it is executed.
+    """
+    padded = torch.nn.utils.rnn.pad_sequence(list(chunks), batch_first=True)
+    frame = stepper.frame(
+        np.array(starts)[:, None] + np.arange(padded.shape[1]),
+        cache,
+        rows=np.array(rows),
+        lengths=np.array([len(chunk) for chunk in chunks]),
+    )
+    padded = stepper.run(padded, first, last, frame, cache)
+    count_blocks(work, first, last, len(rows), padded.shape[1], frame.keys)
+    return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 
 FLOWS: dict[str, type[Leave]] = {

@@ -1,112 +1,33 @@
-"""Speculative decoding: one model drafts k tokens, the other verifies them in one chunk.
+"""Speculative decoding: one model drafts k tokens, the other verifies them in one chunk (rule: ``acceptance``).
 
-    draft    d_1 … d_k, one by one, d_i ~ q_i                  q_i, p_i: softmax(logits / temperature) of the draft
-    verify   p_1 … p_{k+1} from one feed of (last token, d_1 … d_k)                        and of the verifier
-    accept   d_i with probability min(1, p_i(d_i) / q_i(d_i)), up to the first refusal
-    emit     after a refusal at i a token from max(0, p_i − q_i), normalised; else one from p_{k+1}
+    draft    d_1 … d_k, one feed each                          the draft's session
+    verify   one feed of (last token, d_1 … d_k)               the verifier's session
+    accept, emit; take back in both sessions what does not stand
 
-At temperature 0 both distributions are one-hot: the same rule accepts the longest matching prefix and then emits the
-verifier's own token.
+What is promised, and by whom. The output is the verifier's at its operating point. With EMAD in the verifier that is
+the EMAD model's output, tokens and depths, not the full model's: a rolled-back token gives its depth back too. EMAD in
+the draft changes the speed only. A chunk's logits differ from a single step's by rounding, so at a tie of the two
+largest logits either may win.
 
-What is promised, and by whom. The output is the verifier's at its operating point: at temperature 0 the tokens it
-would emit alone, else its distribution exactly. With EMAD in the verifier that is the EMAD model's output, tokens and
-depths, not the full model's: a rolled-back token gives its depth back too. EMAD in the draft changes the speed only. A
-chunk's logits differ from a single step's by rounding, so at a tie of the two largest logits either may win.
-
-``gate_bits`` gives the promise up ("why not use EAD when divergence occurs?"): a refused draft token is kept all the
-same where the draft's entropy is below it. An adaptive verifier decides depth token by token, so its chunk is as many
-forwards; self-speculation is a draft that is the same model at a shallower point. Both are the caller's choice of
-partners: this module knows no model, no layer and no clock.
+An adaptive verifier decides depth token by token, so its chunk is as many forwards, unless its schedule lets depths be
+read off one (``chunk``). Partners are the caller's choice: this module knows no model, no layer and no clock. A draft
+that is the same model at a shallower point runs the layers below its exit twice; ``selfdraft`` does not.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
-from emad_ref.decoding.pair import Log, Partner, Seat, by_model, entropy_bits, require_one_vocabulary
+from emad_ref.decoding.acceptance import Options, Row, Speculated, opened, speculated, standing, unfinished
+from emad_ref.decoding.pair import Log, Partner, Seat, by_model, require_one_vocabulary
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
-from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Work
+from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
 
 DRAFTER, VERIFIER = 0, 1
-VERDICTS: tuple[str, ...] = ("accepted", "gated", "refused", "unreached")
-ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))
-
-
-@dataclass(frozen=True)
-class Drafts:
-    """One row per drafted token, every column [drafts]: where it would have stood, and what became of it.
-
-    ``entropy_bits``: of the draft's logits, before temperature. ``verdict``: index into ``VERDICTS``; ``unreached``
-    are those after a refusal or a stop token.
-    """
-
-    sequence: Ints
-    position: Ints
-    token: Ints
-    entropy_bits: Floats
-    verdict: Ints
-
-
-@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
-class Speculated:
-    """What a run emitted; in ``record`` model 0 is the draft, 1 the verifier.
-
-    ``record.tokens.kept`` marks, in each model, what it holds of the sequence: all but the last emitted token at most.
-    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` spent on opening with the
-    prompts, their last positions included.
-    """
-
-    record: Record
-    drafts: Drafts
-    rounds: Ints
-    opening_work: dict[int, Work] | None
-
-    def drafted(self, verdict: int | None = None) -> Ints:
-        """int64 [sequences] drafted tokens, of one verdict or all."""
-        chosen = slice(None) if verdict is None else self.drafts.verdict == verdict
-        return np.bincount(self.drafts.sequence[chosen], minlength=len(self.rounds))
-
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted over judged draft tokens (accepted, gated or refused); None where none was judged."""
-        judged = int((self.drafts.verdict != UNREACHED).sum())
-        return int((self.drafts.verdict == ACCEPTED).sum()) / judged if judged else None
-
-
-def distribution(logits: Floats, temperature: float) -> Floats:
-    """softmax(logits / temperature), float64 [..., V]; at temperature 0 all on the first of the largest logits."""
-    if temperature == 0:
-        certain = np.zeros(logits.shape)
-        np.put_along_axis(certain, logits.argmax(axis=-1, keepdims=True), 1.0, axis=-1)
-        return certain
-    weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
-    return weights / weights.sum(axis=-1, keepdims=True)
-
-
-def accepts(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> bool:
-    """Whether ``token``, drawn from q [V], may stand for a draw from p [V]: with probability min(1, p/q)."""
-    return bool(rng.random() * q[token] < p[token])
-
-
-def residual(p: Floats, q: Floats) -> Floats:
-    """max(0, p − q), normalised [V]: the distribution after a refusal."""
-    excess = np.maximum(p - q, 0.0)
-    total = excess.sum()
-    # a refusal needs p(d) < q(d), so somewhere p > q; only where p = q up to rounding can that be lost in the sums
-    return excess / total if total > 0 else p
-
-
-def drawn(p: Floats, rng: np.random.Generator) -> int:
-    """A token from p [V]: one uniform number, inverted."""
-    cumulative = np.cumsum(p)
-    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
 
 
 def speculate(
@@ -123,133 +44,35 @@ def speculate(
 ) -> Speculated:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
-    The first token comes from the verifier, which has just read the prompt. Rows share feeds and advance unevenly; a
-    row's tokens do not depend on its neighbours. A row that needs fewer drafts than its neighbours is fed as many,
-    the surplus rolled back: beside others a row needs up to k positions more than prompt + max_new.
+    In the record model 0 is the draft, 1 the verifier, which emits the first token: it has just read the prompt. Rows
+    share feeds and advance unevenly; a row's tokens do not depend on its neighbours. A row that needs fewer drafts than
+    its neighbours is fed as many, the surplus rolled back: beside others a row needs up to k positions more than
+    prompt + max_new.
 
     Raises:
         BadArgument: no prompt, max_new or k < 1, a temperature or gate below 0, vocabularies of different sizes, and
             what the decoders refuse.
         NotFinite: logits hold NaN or +inf.
     """
+    options = Options(max_new, k, stop, temperature, gate_bits)
     if len(prompts) == 0:
         raise BadArgument("prompts", [], "at least one prompt")
-    _require_usable(max_new, k, temperature, gate_bits)
     log, numbers = Log(), range(len(prompts))
     with (
         closing(Seat(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,
         closing(Seat(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
     ):
         require_one_vocabulary(small.logits, large.logits)
-        options = _Options(max_new, k, stop, temperature, gate_bits)
-        rows = [_Row(i, list(map(int, prompt.tokens)), options, seed) for i, prompt in enumerate(prompts)]
-        for row, p in zip(rows, distribution(large.logits, temperature), strict=True):
-            row.take(drawn(p, row.rng))
-        alive = _leave(rows, small, large)
+        rows = opened(prompts, large.logits, options, seed)
+        alive = unfinished(rows, small, large)
         while alive:
             _round(alive, small, large)
-            alive = _leave(alive, small, large)
+            alive = unfinished(alive, small, large)
         work, opening = by_model(small.work, large.work), by_model(small.opening_work, large.opening_work)
-    return Speculated(
-        record=Record(
-            tokens=log.tokens(),
-            signal=log.signal(),
-            emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
-            stop=[row.reason or "length" for row in rows],
-            work=work,
-        ),
-        drafts=_drafts(rows),
-        rounds=np.array([row.rounds for row in rows], dtype=np.int64),
-        opening_work=opening,
-    )
+    return speculated(rows, log, work, opening)
 
 
-@dataclass(frozen=True)
-class _Options:
-    max_new: int
-    k: int
-    stop: frozenset[int]
-    temperature: float
-    gate_bits: float | None
-
-
-@dataclass
-class _Draft:
-    position: int
-    token: int
-    q: Floats
-    entropy_bits: float
-    verdict: int = UNREACHED
-
-
-class _Judged(NamedTuple):
-    """A draft without its distribution, which is as long as the vocabulary."""
-
-    position: int
-    token: int
-    entropy_bits: float
-    verdict: int
-
-
-class _Row:
-    """One sequence under way: ``tokens`` is the prompt and all emitted; the last is in neither model yet."""
-
-    def __init__(self, number: int, tokens: list[int], options: _Options, seed: int):
-        self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
-        self.rng = np.random.default_rng((seed, number))  # its own: a row's draws do not depend on its neighbours
-        self.reason: StopReason | None = None
-        self.rounds = 0
-        self.drafts: list[_Draft] = []  # of this round
-        self.judged: list[_Judged] = []  # of all rounds
-
-    @property
-    def width(self) -> int:
-        """Drafts of use to this row: the verifier adds a token of its own."""
-        return min(self.options.k, self.options.max_new - (len(self.tokens) - self.prompt) - 1)
-
-    def take(self, token: int) -> None:
-        self.tokens.append(token)
-        if token in self.options.stop:
-            self.reason = "stop token"
-        elif len(self.tokens) - self.prompt == self.options.max_new:
-            self.reason = "length"
-
-    def padded(self, drafts: int) -> list[int]:
-        """The last token and ``drafts`` drafts; where the row has fewer, its last one again, to be rolled back."""
-        known = [self.tokens[-1], *(drafted.token for drafted in self.drafts)]
-        return known + [known[-1]] * (drafts + 1 - len(known))
-
-    def propose(self, logits: Floats) -> None:
-        """Draft one more token from logits [V] of the draft."""
-        q = distribution(logits, self.options.temperature)
-        at = len(self.tokens) + len(self.drafts)
-        self.drafts.append(_Draft(at, drawn(q, self.rng), q, float(entropy_bits(logits))))
-
-    def judge(self, logits: Floats) -> None:
-        """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
-        self.rounds += 1
-        for drafted, z in zip(self.drafts, logits, strict=False):
-            p = distribution(z, self.options.temperature)
-            drafted.verdict = self._verdict(drafted, p)
-            if drafted.verdict == REFUSED:
-                self.take(drawn(residual(p, drafted.q), self.rng))
-                break
-            self.take(drafted.token)
-            if self.reason is not None:
-                break
-        else:
-            self.take(drawn(distribution(logits[len(self.drafts)], self.options.temperature), self.rng))
-        self.judged += [_Judged(one.position, one.token, one.entropy_bits, one.verdict) for one in self.drafts]
-        self.drafts = []
-
-    def _verdict(self, drafted: _Draft, p: Floats) -> int:
-        if accepts(p, drafted.q, drafted.token, self.rng):
-            return ACCEPTED
-        gate = self.options.gate_bits
-        return GATED if gate is not None and drafted.entropy_bits < gate else REFUSED
-
-
-def _round(rows: Sequence[_Row], small: Seat, large: Seat) -> None:
+def _round(rows: Sequence[Row], small: Seat, large: Seat) -> None:
     """Draft, verify, take back: afterwards the verifier holds all tokens of each row but the last."""
     width = max(row.width for row in rows)
     if width > 0:
@@ -257,13 +80,13 @@ def _round(rows: Sequence[_Row], small: Seat, large: Seat) -> None:
     chunk = np.array([row.padded(width) for row in rows], dtype=np.int64)
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
         row.judge(logits)
-    standing = np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
-    large.rollback(standing)
-    large.session.commit(standing)
-    small.rollback(np.minimum(small.length, standing))
+    kept = standing(rows)
+    large.rollback(kept)
+    large.session.commit(kept)
+    small.rollback(np.minimum(small.length, kept))
 
 
-def _propose(rows: Sequence[_Row], small: Seat, width: int) -> None:
+def _propose(rows: Sequence[Row], small: Seat, width: int) -> None:
     """Let the draft read what it has not seen, then propose up to ``width`` tokens per row.
 
     Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every
@@ -275,39 +98,8 @@ def _propose(rows: Sequence[_Row], small: Seat, width: int) -> None:
     small.session.commit(small.length)
     tokens, phases = [row.tokens[-unseen:] for row in rows], [CATCH_UP] * (unseen - 1) + [DRAFT]
     for at in range(width):
-        logits = small.feed(np.array(tokens, dtype=np.int64), phases)[:, -1]
+        logits = small.feed(np.array(tokens, dtype=np.int64), phases, last=1)[:, -1]
         for row, z in zip(rows, logits, strict=True):
             if at < row.width:
                 row.propose(z)
         tokens, phases = [[row.padded(at + 1)[-1]] for row in rows], [DRAFT]
-
-
-def _leave(rows: Sequence[_Row], small: Seat, large: Seat) -> list[_Row]:
-    """The rows that go on; finished ones are dropped from both sessions."""
-    finished = [i for i, row in enumerate(rows) if row.reason is not None]
-    if finished and len(finished) < len(rows):
-        small.drop(finished)
-        large.drop(finished)
-    return [row for row in rows if row.reason is None]
-
-
-def _drafts(rows: Sequence[_Row]) -> Drafts:
-    judged = [(row.number, one) for row in rows for one in row.judged]
-    return Drafts(
-        sequence=np.array([number for number, _ in judged], dtype=np.int64),
-        position=np.array([one.position for _, one in judged], dtype=np.int64),
-        token=np.array([one.token for _, one in judged], dtype=np.int64),
-        entropy_bits=np.array([one.entropy_bits for _, one in judged], dtype=np.float64),
-        verdict=np.array([one.verdict for _, one in judged], dtype=np.int64),
-    )
-
-
-def _require_usable(max_new: int, k: int, temperature: float, gate_bits: float | None) -> None:
-    if max_new < 1:
-        raise BadArgument("max_new", max_new, "at least one new token")
-    if k < 1:
-        raise BadArgument("k", k, "at least one drafted token")
-    if not 0 <= temperature < math.inf:
-        raise BadArgument("temperature", temperature, "a finite number ≥ 0", "0 decodes greedily")
-    if gate_bits is not None and not gate_bits >= 0:
-        raise BadArgument("gate_bits", gate_bits, "bits ≥ 0, or None", "None keeps the verifier's output exact")

@@ -14,8 +14,9 @@ window runs on across a switch: it holds the last w tokens, whichever model emit
 logits are, so the decision it takes part in holds from token t + 1: no computed distribution is thrown away.
 
 The prompt is read by the model that starts. A model that takes over first processes every token it has not seen, in
-one chunked forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step. The output is
-neither model's own: EAD promises no exactness. Cost is not judged here, only recorded.
+one chunked forward (``catch_up`` in the record; METHODS, "EAD"); the last of them is its decoding step, and the only
+one whose logits are computed. The output is neither model's own: EAD promises no exactness. Cost is not judged here,
+only recorded.
 """
 
 from __future__ import annotations
@@ -218,7 +219,7 @@ class _Row:
         unseen = np.array([self.history[int(seat.length[0]) :]], dtype=np.int64)
         if unseen.size == 0:
             return seat.logits
-        logits = seat.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE])[:, -1]
+        logits = seat.feed(unseen, [CATCH_UP] * (unseen.shape[1] - 1) + [DECODE], last=1)[:, -1]
         seat.session.commit(seat.length)  # EAD takes nothing back
         return logits
 

@@ -1,7 +1,8 @@
 """Our decoder: the protocol over the stepper, one implementation among others.
 
 ``WalkedSession`` keeps, per row, the depth of every token (its *trail*), so that a rollback restores the cap; K/V above
-the cap are kept until ``commit``. ``WalkedDecoder.generate`` is the timed path: it commits every token and never turns
+the cap are kept until ``commit``. Under ``free_deferred`` it also keeps the state of every token that stopped early, so
+that ``deepen`` can take it up. ``WalkedDecoder.generate`` is the timed path: it commits every token and never turns
 logits into NumPy.
 """
 
@@ -17,18 +18,19 @@ from torch import Tensor
 from emad_ref.decoding.adaptive import Outcome
 from emad_ref.decoding.adaptive import Step as DecodingStep
 from emad_ref.decoding.chunk import decide_chunk, decides_chunks
-from emad_ref.decoding.repair import Owed, count_blocks
+from emad_ref.decoding.repair import Owed, count_blocks, settle
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import SCHEDULES, OperatingPoint
-from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.readout.signals import require_finite
 from emad_ref.record import DECODE, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
 from emad_ref.schedule.admission import Admission, admission
 
 FULL = READOUTS.index("full")
 NEVER_RISING = ("monotone", "positional")  # schedules under which K/V above the cap are never asked for again
+DEEPENED = "free_deferred"  # keeps the states of tokens that stopped; chunked too, but fixes the depths they may take
 WHY = {
     "monotone": "under the monotone schedule depth never rises again within a sequence",
     "positional": "under the positional schedule the place of a token decides its depth",
@@ -68,22 +70,39 @@ class WalkedSession:
         return self._work + self._cache.source_work()
 
     @torch.inference_mode()
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         self._require_open()
         tokens = self._checked_tokens(tokens)
         forced = None if depth is None else self._checked_depth(depth, tokens.shape)
+        n = tokens.shape[1]
+        wanted = n if last is None else _checked_last(last, n)
         ids = torch.from_numpy(tokens).to(self._stepper.device)
         if forced is not None and (forced == forced[:, :1]).all():
-            return as_step(self.advance(ids, forced), len(self._step.column))
-        if forced is None and tokens.shape[1] > 1 and decides_chunks(self._point):
-            return self._decide_chunk(ids)
+            return self._as_step(self.advance(ids, forced, wanted), n)
+        if forced is None and n > 1 and decides_chunks(self._point):
+            return self._decide_chunk(ids, wanted)
         columns = [
-            as_step(self.advance(ids[:, [i]], None if forced is None else forced[:, [i]]), len(self._step.column))
-            for i in range(tokens.shape[1])
+            self._as_step(
+                self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - wanted)), 1
+            )
+            for i in range(n)
         ]
         return Step(
             *(np.concatenate([getattr(c, name) for c in columns], axis=1) for name in ("logits", "depth", "signal"))
         )
+
+    @torch.inference_mode()
+    def deepen(self, length: Ints) -> Step:
+        self._require_open()
+        length, ceiling = self._checked_shallow(length), self._point.ceiling
+        states = settle(self._stepper, ceiling, length, self.length, self._cache, self._work, self._owed)
+        logits = self._step.watch.emit(states, ceiling, self._work)
+        require_finite(logits.amax(dim=-1), "at the ceiling")
+        rows, n = logits.shape[:2]
+        for trail, first in zip(self._trail, length.tolist(), strict=True):
+            trail[first:] = [ceiling] * n
+        unread = np.full((rows, n, len(self._point.probes)), np.nan)
+        return Step(logits.double().cpu().numpy(), np.full((rows, n), ceiling), unread)
 
     def rollback(self, length: Ints) -> None:
         self._require_open()
@@ -132,10 +151,10 @@ class WalkedSession:
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
         return self.advance(last, None)
 
-    def _decide_chunk(self, ids: Tensor) -> Step:
+    def _decide_chunk(self, ids: Tensor, last: int) -> Step:
         """Several tokens per row at depths of the rule's choosing, in one pass."""
         decided = decide_chunk(
-            self._stepper, self._point, self._step.watch, ids, self.length, self._cache, self.cap, self._work
+            self._stepper, self._point, self._step.watch, ids, self.length, self._cache, self.cap, self._work, last
         )
         require_finite(decided.logits.amax(dim=-1), "at the depth of emission")
         for trail, depths in zip(self._trail, decided.depth.tolist(), strict=True):
@@ -154,8 +173,11 @@ class WalkedSession:
         depth = np.full(len(prompts), ceiling)
         return Outcome(logits[:, None], depth, np.empty((len(prompts), 0)), depth)
 
-    def advance(self, ids: Tensor, forced: Ints | None) -> Outcome:
-        """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n."""
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Outcome:
+        """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n.
+
+        ``last``: tokens of which logits are wanted, 0…n.
+        """
         length = self.length
         positions = length[:, None] + np.arange(ids.shape[1])
         frame = self._stepper.frame(positions, self._cache)
@@ -164,9 +186,9 @@ class WalkedSession:
             caps = np.array([a.cap for a in admitted], dtype=np.int64)
             held = np.array([a.held for a in admitted], dtype=bool)
             decided = length - np.array(self._prompt)
-            outcome = self._step.decide(ids, frame, self._cache, caps, self._work, self._owed, held, decided)
+            outcome = self._step.decide(ids, frame, self._cache, caps, self._work, self._owed, held, decided, last)
         else:
-            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work, self._owed)
+            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work, self._owed, last)
         # without a probe nothing else would see it, and the argmax of NaN is a token like any other
         require_finite(outcome.logits.amax(dim=-1), "at the depth of emission")
         for trail, depth in zip(self._trail, outcome.depth.tolist(), strict=True):
@@ -174,6 +196,9 @@ class WalkedSession:
         return outcome
 
     # ------------------------------------------------------------ private
+
+    def _as_step(self, outcome: Outcome, queries: int) -> Step:
+        return as_step(outcome, queries, len(self._point.probes))
 
     def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> Tensor:
         """Hidden states at the ceiling of ``heads``, padded on the right: [rows that have one, longest, D]."""
@@ -228,6 +253,28 @@ class WalkedSession:
                 trail.append(one)
         return depth
 
+    def _checked_shallow(self, length: Ints) -> Ints:
+        """``length`` [rows] from which on every token stopped early, as many of them in each row."""
+        if self._point.schedule != DEEPENED:
+            raise Unsupported(
+                f"deepen under schedule={self._point.schedule!r}, but only {DEEPENED} keeps the states of tokens that "
+                f"stopped early and lets them rise; open the decoder at a point with schedule={DEEPENED!r}"
+            )
+        length, held = as_integers("length", length), self.length
+        if length.shape != held.shape or (length < 0).any() or len({*(held - length).tolist()}) > 1:
+            expected = f"one per row, each as far below the held {held.tolist()} as the others"
+            raise BadArgument("length", length.tolist(), expected, "a step has as many tokens of every row")
+        for row, first in enumerate(length.tolist()):
+            depths = self._trail[row][first:]
+            if not depths or max(depths) == self._point.ceiling:
+                raise BadArgument(
+                    f"length[{row}]",
+                    first,
+                    f"the first of some tokens that all stopped below the ceiling {self._point.ceiling}",
+                    f"the depths from there on are {depths}; logits at the ceiling were shown when it was reached",
+                )
+        return length
+
     def _checked_length(self, length: Ints, verb: str) -> Ints:
         length = as_integers("length", length)
         held, least = self.length, np.maximum(self._committed, 1)
@@ -279,13 +326,15 @@ class WalkedDecoder:
         self.stepper, self.point = stepper, point
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
         self._step = DecodingStep(stepper, point)
-        self.capabilities = Capabilities(max_feed=64, schedules=frozenset(SCHEDULES))
+        self.capabilities = Capabilities(
+            max_feed=64, schedules=frozenset(SCHEDULES), deepens=point.schedule == DEEPENED
+        )
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Prompt]) -> tuple[WalkedSession, Step]:
         session = self._open(prompts, capacity=256)
         outcome = session.prefill(prompts)
-        return session, as_step(outcome, len(self.point.probes))
+        return session, as_step(outcome, 1, len(self.point.probes))
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
@@ -296,17 +345,26 @@ class WalkedDecoder:
                 than the model has.
             NotFinite: logits hold NaN or +inf.
         """
+        session, outcome = self.begin(prompts, max_new)
+        return self._decode(session, outcome, prompts, max_new, stop)
+
+    @torch.inference_mode()
+    def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[WalkedSession, Outcome]:
+        """A session with room for ``max_new`` tokens, and what follows each prompt, its logits still on the device.
+
+        For loops that choose and stop by themselves and ``advance`` the session. Raises as ``generate``.
+        """
         if max_new < 1:
             raise BadArgument("max_new", max_new, "at least one new token", "start() reads a prompt without emitting")
         longest = max((len(p.tokens) for p in prompts), default=0)
         require_room(longest + max_new - 1, self.stepper)
         session = self._open(prompts, capacity=longest + max_new)
-        outcome = session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
-        return self._decode(session, outcome, prompts, max_new, stop)
+        return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
 
     def synchronize(self) -> None:
-        if self.stepper.device.type == "cuda":
-            torch.cuda.synchronize(self.stepper.device)
+        for device in {self.stepper.device, *self.stepper.places}:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     def close(self) -> None:
         """Nothing is held beyond the model, which belongs to the caller."""
@@ -394,16 +452,21 @@ class WalkedDecoder:
         )
 
 
-def as_step(outcome: Outcome, probes: int) -> Step:
-    """The protocol's NumPy view of an outcome; the signal of a chunk stands at its last position."""
-    rows, queries = outcome.logits.shape[:2]
-    signal = np.full((rows, queries, probes), np.nan)
+def as_step(outcome: Outcome, queries: int, probes: int) -> Step:
+    """The protocol's NumPy view of an outcome of ``queries`` tokens; the signal of a chunk stands at its last one."""
+    signal = np.full((len(outcome.depth), queries, probes), np.nan)
     signal[:, -1] = outcome.signal
     return Step(
         logits=outcome.logits.double().cpu().numpy(),
         depth=np.repeat(outcome.depth[:, None], queries, axis=1),
         signal=signal,
     )
+
+
+def _checked_last(last: int, n: int) -> int:
+    if not 0 <= last <= n:
+        raise BadArgument("last", last, f"0–{n}, tokens of this feed", "None asks for the logits of all of them")
+    return last
 
 
 def as_integers(name: str, values: Ints) -> Ints:

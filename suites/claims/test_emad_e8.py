@@ -10,7 +10,7 @@ import pytest
 from emad_ref.decoding.speculative import speculate
 from emad_ref.verdict.interval import log_ratio
 from emad_ref.verdict.legs import counted, estimated, not_applicable, row
-from pytest_emad.pairing import CORPUS, DRAFTED, Speculation
+from pytest_emad.pairing import CORPUS, DRAFTED, speculation
 
 CHECKED = 4  # prompts on which the output is compared token by token
 
@@ -59,6 +59,6 @@ def same_output(pair, audit, draft, verifier):
     """Fail the test unless speculation emits what its verifier emits alone."""
     prompts = pair.prompts(CHECKED)
     own = verifier.decoder.generate(prompts, pair.timed_new, frozenset())
-    found = Speculation(draft, verifier).generate(prompts, pair.timed_new, frozenset())
+    found = speculation(draft, verifier).generate(prompts, pair.timed_new, frozenset())
     emitted = [[tokens.tolist() for tokens in record.emitted] for record in (found, own)]
     audit.same_tokens(prompts, *emitted, verifier.point)

@@ -155,7 +155,8 @@ class CachedSession:
             raise InadmissibleDepth(f"depth={depth[:, 0].tolist()}, but expected 1 to {self.cap.tolist()}")
 
     @torch.inference_mode()
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        assert last in (None, 1), "one token a feed: its logits are why it is fed"
         if depth is not None:
             self.admit(depth)
         said = []

@@ -70,11 +70,11 @@ class AcceptsRisingDepth(CachedSession):
 class RefusesTooLate(CachedSession):
     """An inadmissible depth is refused after earlier rows of the batch have been fed."""
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         if depth is not None and ((depth[:, 0] < 1) | (depth[:, 0] > self.cap)).any():
             with torch.inference_mode():
                 self.obey(self.rows[0], int(tokens[0, 0]), 1)
-        return super().feed(tokens, depth)
+        return super().feed(tokens, depth, last)
 
 
 class ProbeWithoutNorm(CachedSession):
@@ -132,8 +132,8 @@ class FullTokensInGenerate(FullTokens):
 class WrongRow(CachedSession):
     """Answers come back one row off."""
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
-        step = super().feed(tokens, depth)
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
         return Step(np.roll(step.logits, 1, axis=0), step.depth, step.signal)
 
 
@@ -147,9 +147,9 @@ class DropsTheWrongRow(CachedSession):
 class BatchWideExit(CachedSession):
     """All rows leave where the first of them does."""
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         if depth is not None or len(self.rows) == 1:
-            return super().feed(tokens, depth)
+            return super().feed(tokens, depth, last)
         kept, counted = [(row.memory.layers[:], len(row.tokens)) for row in self.rows], self.work
         self.work = Work.none(self.point.layers)
         step = super().feed(tokens)

@@ -6,13 +6,14 @@ What an accelerator team would have to write at least. It does not count its wor
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
 from emad_ref.audit.lens import entropy_nats
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens
 from tests.decoders.subject import readout
 
@@ -33,14 +34,23 @@ class ForeignSession:
     def cap(self) -> Ints:
         return np.array([caps[len(tokens)] for caps, tokens in zip(self.caps, self.history, strict=True)])
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         if depth is not None:
             limits = np.minimum.accumulate(np.column_stack([self.cap, depth]), axis=1)[:, :-1]
             if ((depth < 1) | (depth > limits)).any():
                 raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1 to {limits.tolist()}")
         for row, fed in enumerate(tokens):
             self.history[row].extend(map(int, fed))
-        return self.read(tokens.shape[1], depth)
+        step = self.read(tokens.shape[1], depth)
+        return step if last is None else replace(step, logits=step.logits[:, tokens.shape[1] - last :])
+
+    def deepen(self, length: Ints) -> Step:
+        if self.point.schedule != "free_deferred":
+            raise Unsupported(f"deepen under {self.point.schedule}: only free_deferred lets a token rise")
+        (n,) = {*(self.length - length).tolist()}
+        for row, first in enumerate(length):
+            del self.caps[row][first + 1 :]
+        return self.read(n, np.full((len(self.history), n), self.point.ceiling))
 
     @torch.inference_mode()
     def read(self, n: int, depth: Ints | None) -> Step:
@@ -79,10 +89,13 @@ class ForeignSession:
 
 
 class ForeignDecoder:
-    capabilities = Capabilities(max_feed=4, schedules=frozenset({"monotone", "free_eager"}), counted=False)
+    capabilities = Capabilities(
+        max_feed=4, schedules=frozenset({"monotone", "free_eager", "free_deferred"}), counted=False
+    )
 
     def __init__(self, model: torch.nn.Module, point: OperatingPoint):
         self.model, self.point = model, point
+        self.capabilities = replace(self.capabilities, deepens=point.schedule == "free_deferred")
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[ForeignSession, Step]:
         session = ForeignSession(self.model, self.point, prompts)

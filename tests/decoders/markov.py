@@ -1,23 +1,46 @@
-"""A decoder whose next token depends on the last one alone: its law is a table, and thousands of rows cost nothing."""
+"""A decoder whose next token depends on the last one alone: its law is a table, and thousands of rows cost nothing.
+
+With several tables it has as many layers, each with an opinion of its own: it can draft for itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
+from scipy import stats
 
+from emad_ref.decoding.selfdraft import drafting_point
 from emad_ref.point import full_depth
 from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
-POINT = full_depth(1)
+POINT, DRAFTING = full_depth(1), drafting_point(2)
+
+
+def chance(texts: Ints, logits: Floats, temperature: float) -> float:
+    """p-value of ``texts`` [samples, n] that follow token 0, if they came from the chain of ``logits`` [V, V]."""
+    samples, length = texts.shape
+    p = np.exp(logits / temperature)
+    p /= p.sum(axis=-1, keepdims=True)
+    cells = list(product(range(len(p)), repeat=length))
+    expected = np.array([np.prod(p[[0, *cell[:-1]], list(cell)]) for cell in cells])
+    counts = np.bincount(texts @ len(p) ** np.arange(length)[::-1], minlength=len(cells))
+    enough = expected * samples >= 5  # the chi-square approximation; rarer texts are one cell
+    observed, share = counts[enough], expected[enough]
+    if not enough.all():
+        observed, share = np.append(observed, counts[~enough].sum()), np.append(share, expected[~enough].sum())
+    return float(stats.chisquare(observed, share * samples).pvalue)
 
 
 class MarkovSession:
     def __init__(self, decoder: MarkovDecoder, prompts: Sequence[Prompt]):
         self.decoder, self.history = decoder, [list(map(int, prompt.tokens)) for prompt in prompts]
+        self.depth = [[decoder.layers] * len(tokens) for tokens in self.history]
         self.fed = sum(map(len, self.history))
+        self.ran, self.read = np.full(decoder.layers, self.fed), np.zeros(decoder.layers, dtype=np.int64)
         self.closed = False
 
     @property
@@ -26,52 +49,82 @@ class MarkovSession:
 
     @property
     def cap(self) -> Ints:
-        return np.ones(len(self.history), dtype=np.int64)
+        return np.full(len(self.history), self.decoder.layers)
 
     @property
     def work(self) -> Work | None:
-        return replace(Work.none(1), tokens=np.array([self.fed])) if self.decoder.capabilities.counted else None
+        counted = replace(Work.none(self.decoder.layers), tokens=self.ran.copy())
+        counted.readout_rows[0] = self.read
+        return counted if self.decoder.capabilities.counted else None
 
-    def feed(self, tokens: Ints, depth: Ints | None = None) -> Step:
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         assert tokens.shape[1] <= self.decoder.capabilities.max_feed
         assert depth is not None, "a point without thresholds is fed at its ceiling, in chunks"
-        assert (depth == 1).all()
-        for history, fed in zip(self.history, tokens.tolist(), strict=True):
+        for history, depths, fed, to in zip(self.history, self.depth, tokens.tolist(), depth.tolist(), strict=True):
             history.extend(fed)
+            depths.extend(to)
         self.fed += tokens.size
         self.decoder.widths.append(tokens.shape[1])
-        return self.decoder.read(tokens)
+        wanted = tokens.shape[1] if last is None else last
+        for layer in range(1, self.decoder.layers + 1):
+            self.ran[layer - 1] += int((depth >= layer).sum())
+            self.read[layer - 1] += int((depth[:, tokens.shape[1] - wanted :] == layer).sum())
+        return self.decoder.shown(tokens, depth, wanted)
+
+    def deepen(self, length: Ints) -> Step:
+        assert self.decoder.capabilities.deepens
+        beyond = zip(self.history, self.depth, length.tolist(), strict=True)
+        tokens, depth = (np.array(part) for part in zip(*((h[n:], d[n:]) for h, d, n in beyond), strict=True))
+        assert (depth < self.decoder.layers).all()
+        assert tokens.shape[1] > 0
+        for layer in range(1, self.decoder.layers + 1):
+            self.ran[layer - 1] += int((depth < layer).sum())
+        self.read[-1] += tokens.size
+        for depths, n in zip(self.depth, length.tolist(), strict=True):
+            depths[n:] = [self.decoder.layers] * (len(depths) - n)
+        return self.decoder.shown(tokens, np.full(tokens.shape, self.decoder.layers), tokens.shape[1])
 
     def rollback(self, length: Ints) -> None:
-        for tokens, held in zip(self.history, length, strict=True):
+        for tokens, depths, held in zip(self.history, self.depth, length, strict=True):
             assert 1 <= held <= len(tokens)
-            del tokens[held:]
+            del tokens[held:], depths[held:]
 
     def commit(self, length: Ints) -> None:
         """Nothing is held that could be freed."""
 
     def drop(self, rows: Ints) -> None:
         for row in sorted(map(int, rows), reverse=True):
-            del self.history[row]
+            del self.history[row], self.depth[row]
 
     def close(self) -> None:
         self.closed = True
 
 
 class MarkovDecoder:
-    """``logits`` [V, V]: row i holds the logits after token i. ``sessions``, ``widths``: what was opened and fed."""
+    """``logits`` [V, V] of the last layer: row i holds the logits after token i; ``shallow``: of the layers before it.
 
-    def __init__(self, logits: Floats, *, max_feed: int = 8, counted: bool = True):
-        self.logits, self.capabilities = logits, Capabilities(max_feed=max_feed, counted=counted)
+    ``sessions``, ``widths``: what was opened and fed.
+    """
+
+    def __init__(
+        self, logits: Floats, *shallow: Floats, max_feed: int = 8, counted: bool = True, deepens: bool | None = None
+    ):
+        self.tables = [*shallow, logits]
+        self.layers = len(self.tables)
+        able = bool(shallow) if deepens is None else deepens
+        self.capabilities = Capabilities(max_feed=max_feed, counted=counted, deepens=able)
         self.sessions: list[MarkovSession] = []
         self.widths: list[int] = []
 
-    def read(self, tokens: Ints) -> Step:
-        return Step(self.logits[tokens], np.ones(tokens.shape, dtype=np.int64), np.empty((*tokens.shape, 0)))
+    def shown(self, tokens: Ints, depth: Ints, last: int) -> Step:
+        logits = np.array(self.tables)[depth - 1, tokens][:, tokens.shape[1] - last :]
+        return Step(logits, depth, np.empty((*tokens.shape, 0)))
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[MarkovSession, Step]:
         self.sessions.append(MarkovSession(self, prompts))
-        return self.sessions[-1], self.read(np.array([[int(prompt.tokens[-1])] for prompt in prompts]))
+        last = np.array([[int(prompt.tokens[-1])] for prompt in prompts])
+        self.sessions[-1].read[-1] += len(prompts)
+        return self.sessions[-1], self.shown(last, np.full(last.shape, self.layers), 1)
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         raise AssertionError("decoders that pair models use sessions only")

@@ -14,14 +14,14 @@ import torch
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint
+from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt
-from emad_ref.record import FILLS
+from emad_ref.record import FILLS, READOUTS
 from tests.small import LAYERS, VOCABULARY, small_model
 
 PROBES, PROMPT, FED = (2, 4), 5, 24
 EXACT = 1e-9  # float64: the same states, keys and values in another order of operations
-COPIED = FILLS.index("copied")
+COPIED, FULL = FILLS.index("copied"), READOUTS.index("full")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,91 @@ def test_rollback_restores_what_was_owed(stepper, thresholds, tokens, schedule):
     session.rollback(length)
     second = [session.feed(token[None, None]).logits for token in tokens[-6:-1]]
     assert np.abs(np.array(first) - np.array(second)).max() < EXACT
+
+
+ROWS_OF_DEPTHS = {  # per row, the depths of its last tokens; all of a session have as many columns
+    "one row, one depth": [[3, 3, 3]],
+    "one row, falling and rising": [[4, 1, 2, 5, 1]],
+    "rows part": [[1, 2, 5], [5, 5, 5], [2, 4, 1]],
+}
+
+
+def stopped_early(stepper, tokens, depths):
+    """A session of rows of unequal length whose last tokens stopped at ``depths`` [rows, n], and its histories."""
+    chosen, depths = point((-np.inf, -np.inf), "free_deferred"), np.array(depths)
+    prompts = [Prompt(tokens[row : 2 * row + 3]) for row in range(len(depths))]
+    session, _ = WalkedDecoder(stepper, chosen, max_rows=len(depths)).start(prompts)
+    fed = np.array([tokens[-(row + 1) - depths.shape[1] :][: depths.shape[1]] for row in range(len(depths))])
+    for column in range(depths.shape[1]):
+        session.feed(fed[:, [column]], depths[:, [column]])
+    return session, [np.concatenate([p.tokens, new]) for p, new in zip(prompts, fed, strict=True)]
+
+
+@pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
+@pytest.mark.parametrize("asked", [1, 3])
+def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, depths, asked):
+    """However deep each token stood, and whatever waits before the first that is asked for."""
+    session, histories = stopped_early(stepper, tokens, depths)
+    step = session.deepen(session.length - asked)
+    assert step.depth.tolist() == [[LAYERS] * asked] * len(depths)
+    assert step.signal.shape == (len(depths), asked, len(PROBES))
+    assert np.isnan(step.signal).all()
+    assert session.cap.tolist() == [LAYERS] * len(depths)
+    for row, history in enumerate(histories):
+        lens = lens_logits(stepper, history)
+        assert np.abs(step.logits[row] - lens[-asked:, LAYERS - 1]).max() < EXACT
+        fresh, _ = WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
+        for mine, theirs in zip(session._cache.layers, fresh._cache.layers, strict=True):
+            for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
+                assert held.shape == expected.shape
+                assert float((held - expected).abs().max()) < EXACT
+        assert session._trail[row][-asked:] == [LAYERS] * asked
+        assert session._trail[row][-len(depths[0]) : -asked] == depths[row][: len(depths[0]) - asked]
+        assert not session._owed.waiting[row]
+
+
+@pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
+def test_deepening_runs_what_each_token_has_not_run_once(stepper, tokens, depths):
+    """Padding is executed, so it counts: at a layer every row that lacks anything is as wide as the widest."""
+    session, histories = stopped_early(stepper, tokens, depths)
+    before, depths = session.work, np.array(depths)
+    session.deepen(session.length - depths.shape[1])
+    spent = session.work - before
+    for layer in range(1, LAYERS + 1):
+        reached = [
+            row[: max(np.flatnonzero(row >= layer) + 1, default=0)] for row in depths
+        ]  # taken along by a deeper one
+        lacking = np.array([depths.shape[1] - len(run) for run in reached])
+        padded = int((lacking > 0).sum() * lacking.max())
+        keys = max((len(h) - n for h, n in zip(histories, lacking, strict=True) if n), default=0) + int(lacking.max())
+        assert spent.tokens[layer - 1] == padded
+        assert spent.context[layer - 1] == padded * keys
+    assert spent.readout_rows[FULL].tolist() == [0] * (LAYERS - 1) + [depths.size]
+    if len(depths) == 1:
+        assert session.work.tokens.tolist() == [len(histories[0])] * LAYERS, "every token ran every layer, once"
+
+
+def test_after_deepening_a_session_goes_on_as_if_nothing_had_stopped(stepper, tokens):
+    session, histories = stopped_early(stepper, tokens, ROWS_OF_DEPTHS["rows part"])
+    session.deepen(session.length - 3)
+    session.rollback(session.length - np.array([2, 0, 1]))
+    fed = np.array([[9, 8], [7, 6], [5, 4]])
+    steps = [session.feed(fed[:, [0]], np.full((3, 1), 2)), session.feed(fed[:, [1]], np.full((3, 1), LAYERS))]
+    for row, (history, back) in enumerate(zip(histories, (2, 0, 1), strict=True)):
+        lens = lens_logits(stepper, np.concatenate([history[: len(history) - back], fed[row]]))
+        assert np.abs(steps[0].logits[row, 0] - lens[-2, 1]).max() < EXACT
+        assert np.abs(steps[1].logits[row, 0] - lens[-1, LAYERS - 1]).max() < EXACT
+
+
+def test_what_waits_is_forgotten_with_its_token(stepper, tokens):
+    """No output would show a state left behind, for a later token overwrites it: it is memory that never comes back."""
+    session, _ = stopped_early(stepper, tokens, ROWS_OF_DEPTHS["rows part"])
+    kept = session.length - np.array([3, 1, 2])
+    session.rollback(kept)
+    assert [max(waiting, default=-1) < held for waiting, held in zip(session._owed.waiting, kept, strict=True)] == [
+        True
+    ] * 3
+    assert [len(waiting) for waiting in session._owed.waiting] == [0, 2, 1]
 
 
 def copied_by_hand(stepper, tokens, depths):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import numpy as np
 import pytest
 import torch
-from scipy import stats
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.pair import Partner, require_same_tokenizer
-from emad_ref.decoding.speculative import ACCEPTED, DRAFTER, REFUSED, VERIFIER, speculate
+from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
+from emad_ref.decoding.pair import Partner, shared_vocabulary
+from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.loading import load
 from emad_ref.models.stepper import Stepper
@@ -19,7 +17,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY
 from emad_ref.text.world import documents
-from tests.decoders.markov import POINT, MarkovDecoder
+from tests.decoders.markov import POINT, MarkovDecoder, chance
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
 ROWS, NEW, BUNDLED_NEW = 4, 11, 12
@@ -123,7 +121,7 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     tiny, nano = load("emad-tiny"), load("emad-nano")
-    require_same_tokenizer(nano, tiny)
+    assert shared_vocabulary(nano, tiny) == nano.geometry.vocabulary
     walked, drafting = Stepper(tiny.model), Stepper(nano.model)
     texts = documents("world:premise", "evaluate", seed=5)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
@@ -208,33 +206,23 @@ def laws():
     return rng.normal(size=(V, V)) * 1.2, rng.normal(size=(V, V)) * 1.2
 
 
-def chance_of_the_verifiers_law(laws, k, temperature, gate_bits=None):
-    """p-value of all texts of three tokens after token 0, over thousands of rows, under the verifier's chain."""
+def under_the_verifiers_law(laws, k, temperature, gate_bits=None):
+    """p-value of all texts of three tokens, over thousands of rows, under the verifier's chain; and the run."""
     draft, verifier = (Partner(MarkovDecoder(logits), POINT) for logits in laws)
     prompts = [Prompt(np.array([0]))] * SAMPLES
     done = speculate(draft, verifier, prompts, LENGTH, k=k, temperature=temperature, seed=1, gate_bits=gate_bits)
-    texts = np.array(done.record.emitted)
-    p = np.exp(laws[1] / temperature)
-    p /= p.sum(axis=-1, keepdims=True)
-    cells = list(product(range(V), repeat=LENGTH))
-    expected = np.array([p[0, a] * p[a, b] * p[b, c] for a, b, c in cells])
-    counts = np.bincount(texts @ V ** np.arange(LENGTH)[::-1], minlength=len(cells))
-    enough = expected * SAMPLES >= 5  # the chi-square approximation; rarer texts are one cell
-    observed, share = counts[enough], expected[enough]
-    if not enough.all():
-        observed, share = np.append(observed, counts[~enough].sum()), np.append(share, expected[~enough].sum())
-    return stats.chisquare(observed, share * SAMPLES).pvalue, done
+    return chance(np.array(done.record.emitted), laws[1], temperature), done
 
 
 @pytest.mark.parametrize(("k", "temperature"), [(1, 1.0), (2, 1.0), (2, 1.5)])
 def test_sampled_output_has_the_verifiers_distribution(laws, k, temperature):
-    chance, done = chance_of_the_verifiers_law(laws, k, temperature)
+    p_value, done = under_the_verifiers_law(laws, k, temperature)
     assert 0.3 < done.acceptance < 0.9, "both branches must be taken often"
-    assert chance > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
+    assert p_value > 0.01  # the seed is fixed: this fails for a wrong law, not one time in a hundred
 
 
 def test_the_test_of_distribution_sees_a_lossy_gate(laws):
-    assert chance_of_the_verifiers_law(laws, 2, 1.0, gate_bits=1.0)[0] < 1e-6
+    assert under_the_verifiers_law(laws, 2, 1.0, gate_bits=1.0)[0] < 1e-6
 
 
 def test_catch_up_is_read_only_where_all_drafts_stood(large):

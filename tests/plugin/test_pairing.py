@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
+from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
-from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.record import DECODE, VERIFY
+from emad_ref.record import DECODE, DRAFT, VERIFY
 from emad_ref.sweep.routing import Routing
 from emad_ref.tasks.scoring import Item
 from emad_ref.text.documents import Example
 from pytest_emad import pairing
 from pytest_emad.options import BUDGETS, DEFAULT_PAIR, Settings
-from pytest_emad.pairing import Pair, Sizes, Speculation, is_right, longest, retained
+from pytest_emad.pairing import Pair, Sizes, is_right, longest, retained, self_speculation, speculation
 from tests.plugin.conftest import Run
 
 LEAST = 0.415
@@ -70,6 +76,35 @@ def test_another_tokenizer_is_refused(models) -> None:
     other = SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=lambda: "another"))
     with pytest.raises(BadArgument, match="the same tokenizer"):
         Pair(models[0], replace(models[1], tokenizer=other), settings(), walked, least_saving=LEAST)
+
+
+def test_a_padded_embedding_makes_no_other_pair(models, bundled) -> None:
+    """Rows above the tokenizer's ids, here with the largest logits there are, take no part in what a pair writes."""
+    large = copy.deepcopy(models[1].model)
+    size = large.get_input_embeddings().num_embeddings
+    large.resize_token_embeddings(size + 8, mean_resizing=False)
+    with bundled.partners() as (_, plain):
+        first = plain.decoder.generate(bundled.prompts(2)[:1], 1, frozenset()).emitted[0]
+    with torch.no_grad():
+        head = large.get_output_embeddings().weight
+        head[size:] = 3 * head[int(first[0])]
+    wide = replace(models[1], model=large, geometry=geometry_of(large.config))
+    pair = Pair(models[0], wide, settings(), walked, least_saving=LEAST)
+    assert (pair.vocabulary, wide.geometry.vocabulary) == (size, size + 8)
+    prompts = bundled.prompts(2)[:1]
+    with pair.partners() as (small, padded), bundled.partners() as (_, plain):
+        rule = SwitchingRule(0.3, least_run=2)
+        for write in (
+            lambda large: switch(small, large, rule, prompts, 12),
+            lambda large: speculate(small, large, prompts, 12),
+        ):
+            cut, own = write(padded), write(plain)
+            assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
+        unbounded = padded.decoder.generate(prompts, 12, frozenset()).emitted[0]
+    assert unbounded.max() >= size, "padding that no draw could hit would prove nothing"
+    with pair.drafting() as model, bundled.drafting() as expected:
+        cut, own = (self_speculate(one, 4, prompts, 12) for one in (model, expected))
+        assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
 
 
 def test_a_small_model_that_is_no_smaller_is_refused(models) -> None:
@@ -191,6 +226,69 @@ def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundl
     assert padded.by_large.tolist() == found.by_large.tolist(), "neighbours change the work, not the tokens"
 
 
+def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would(bundled) -> None:
+    assert bundled.exit_layers == (4, 8)
+    alone = bundled.alone(LARGE, *ITEMS)
+    shallow, deep = (bundled.self_speculated(layer, *ITEMS) for layer in bundled.exit_layers)
+    for found in (shallow, deep):
+        assert found.right.tolist() == alone.right.tolist()
+        assert found.emitted.tolist() == alone.emitted.tolist()
+        assert found.large_share == 1.0
+        assert 0.5 < found.acceptance <= 1.0
+    assert shallow.acceptance <= deep.acceptance
+    assert alone.acceptance is None
+    assert bundled.self_speculated(4, *ITEMS) is shallow
+    (geometry,) = {bundled.large.loaded.geometry}
+    spent = sum(flops(run.record.work[0], geometry).total for run in shallow.runs)
+    assert shallow.flops == spent == bundled.spent(shallow.runs).sum(), "the work is the large model's"
+
+
+def test_acceptance_is_of_all_runs_together(bundled) -> None:
+    found = bundled.speculated(*ITEMS)
+    verdicts = np.concatenate([run.drafts.verdict for run in found.runs])
+    judged = verdicts[verdicts != UNREACHED]
+    assert found.acceptance == (judged == ACCEPTED).mean()
+
+
+def refusing(request):
+    if request.point.schedule == "free_deferred":
+        raise Unsupported("depth never rises here")
+    return walked(request)
+
+
+def shallow_only(request):
+    decoder = walked(request)
+    decoder.capabilities = replace(decoder.capabilities, deepens=False)
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(refusing, "depth never rises here"), (shallow_only, "does not take up tokens that stopped")]
+)
+def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -> None:
+    pair = Pair(*models, settings(), make, least_saving=LEAST)
+    assert reason in pair.without_drafting
+    assert pair.exit_layers == ()
+    with pytest.raises(Unsupported, match=reason):
+        pair.self_speculated(4, *ITEMS)
+
+
+@pytest.mark.parametrize(("make", "more"), [(walked, {"self-speculative"}), (refusing, set())])
+def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
+    pair = Pair(*models, settings(), make, least_saving=LEAST)
+    pair.__dict__ |= {"compared": {TASK: (0.5, 0.5)}, "emad_point": pair.large.full}
+    monkeypatch.setattr(pair, "timed", lambda arms, pairs: {name: arm(prompts[0], 6) for name, arm in arms.items()})
+    prompts = pair.prompts(1)
+    try:
+        done = pair.rivals
+    except Unsupported as refusal:  # which the plugin would report as a skipped test
+        pytest.fail(f"one arm's refusal took the others along: {refusal}")
+    assert set(done) == {"large", "EMAD", "speculative"} | more, "nothing to route: no EAD"
+    if more:
+        assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
+        assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
+
+
 def test_answers_are_decoded_once(bundled) -> None:
     assert bundled.alone(LARGE, *ITEMS) is bundled.alone(LARGE, *ITEMS)
 
@@ -216,7 +314,7 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
 def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
     prompts = bundled.prompts(2)[:1]
     with bundled.partners() as (draft, verifier):
-        decoder = Speculation(draft, verifier)
+        decoder = speculation(draft, verifier)
         record = decoder.generate(prompts, 8, frozenset())
         own = verifier.decoder.generate(prompts, 8, frozenset())
         with pytest.raises(Unsupported, match="no session"):
@@ -229,6 +327,20 @@ def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
     assert record.signal.shape == (len(record.tokens), 0)
     decided = record.tokens.phase[kept][len(prompts[0].tokens) - 1 :]
     assert set(decided.tolist()) <= {DECODE, VERIFY}
+
+
+def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
+    prompts = bundled.prompts(2)[:1]
+    with bundled.drafting() as model:
+        decoder = self_speculation(model, 4)
+        record = decoder.generate(prompts, 8, frozenset())
+        own = model.decoder.generate(prompts, 8, frozenset())
+    kept = record.tokens.kept
+    assert DRAFT not in record.tokens.phase
+    assert record.tokens.token[kept].tolist() == own.tokens.token.tolist()
+    assert record.tokens.depth[kept].tolist() == own.tokens.depth.tolist()
+    assert not decoder.capabilities.counted
+    assert not decoder.capabilities.deepens
 
 
 # ------------------------------------------------------------ scores

@@ -8,20 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from emad_ref.decoding.pair import Partner, entropy_bits
-from emad_ref.decoding.speculative import (
+from emad_ref.decoding.acceptance import (
     ACCEPTED,
-    DRAFTER,
     GATED,
     REFUSED,
     UNREACHED,
-    VERIFIER,
     accepts,
     distribution,
     drawn,
     residual,
-    speculate,
 )
+from emad_ref.decoding.pair import Partner, entropy_bits
+from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
 from emad_ref.readout.signals import NotFinite

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.calibration.trace import lens_logits
-from emad_ref.decoding.pair import Partner, entropy_bits, require_same_tokenizer
+from emad_ref.decoding.pair import Partner, entropy_bits, shared_vocabulary
+from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -181,6 +182,10 @@ def test_work_of_both_models_is_what_was_fed(small, large):
     for model, stepper in ((SMALL, small), (LARGE, large)):
         reached = [(tokens.depth[tokens.model == model] >= layer).sum() for layer in range(1, stepper.layers + 1)]
         assert done.record.work[model].tokens.tolist() == reached
+        emitting = int(((tokens.model == model) & (tokens.phase == DECODE)).sum())
+        assert emitting < reached[-1], "the drawn case must catch up"
+        heads = [0] * (stepper.layers - 1) + [emitting]
+        assert done.record.work[model].readout_rows[0].tolist() == heads, "catching up computes no other logits"
     assert done.opening_work[SMALL].tokens.tolist() == [sum(len(p.tokens) for p in PROMPTS)] * small.layers
     assert done.opening_work[LARGE] == done.opening_work[LARGE] - done.opening_work[LARGE]
 
@@ -260,6 +265,8 @@ def test_catching_up_is_one_opening_or_chunks_of_what_a_decoder_takes():
     assert done.catch_up_tokens.tolist() == [5, 4], "the last token read is the step that any model would take"
     assert done.switches.tolist() == [2]
     assert [work.tokens.tolist() for work in done.record.work.values()] == [[9], [13]]
+    heads = [session.read.tolist() for one in (small, large) for session in one.decoder.sessions]
+    assert heads == [[4], [8]], "as many as each emitted, however many chunks it read"
     assert small.decoder.sessions[0].closed
     assert large.decoder.sessions[0].closed
 
@@ -298,25 +305,78 @@ def test_logits_that_are_not_numbers_are_refused():
 
 
 def loaded(name, text="one", vocabulary=512):
-    tokenizer = None if text is None else SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=lambda: text))
+    """Its tokenizer has ids up to 499."""
+    tokenizer = None
+    if text is not None:
+        backend, ids = SimpleNamespace(to_str=lambda: text), {"a": 0, "z": 499, "b": 1}
+        tokenizer = SimpleNamespace(backend_tokenizer=backend, get_vocab=lambda: ids)
     return SimpleNamespace(name=name, tokenizer=tokenizer, geometry=SimpleNamespace(vocabulary=vocabulary))
 
 
 def test_the_bundled_models_read_the_same_ids():
-    require_same_tokenizer(load("emad-nano"), load("emad-tiny"))
+    assert shared_vocabulary(load("emad-nano"), load("emad-tiny")) == 512
+
+
+@pytest.mark.parametrize("sizes", [(512, 500), (500, 512), (500, 500)])
+def test_rows_beyond_the_tokenizer_are_padding_of_one_model(sizes):
+    """As of the Qwen2.5 models, whose tokenizer is one and whose embeddings are padded to 151,936 and 152,064."""
+    assert shared_vocabulary(*(loaded(name, vocabulary=size) for name, size in zip("ab", sizes, strict=True))) == 500
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
         (loaded("b", None), "models='a, b', but expected two models with a tokenizer each; b came without"),
-        (loaded("b", vocabulary=500), "models='a, b', but expected vocabularies of one size, not 512 and 500"),
+        (loaded("b", vocabulary=499), "expected vocabularies of one size, or that both cover id 499.*not 512 and 499"),
         (loaded("b", "other"), "models='a, b', but expected the same tokenizer; theirs differ"),
     ],
 )
 def test_models_that_read_different_ids_are_refused_by_name(second, message):
     with pytest.raises(BadArgument, match=message):
-        require_same_tokenizer(loaded("a"), second)
+        shared_vocabulary(loaded("a"), second)
+
+
+def padded(table, rows=2):
+    """The same law, and ``rows`` ids more that would win every draw."""
+    wide = np.full((len(table) + rows, len(table) + rows), 99.0)
+    wide[: len(table), : len(table)] = table
+    return wide
+
+
+DRAWN = np.random.default_rng(5).normal(size=(2, 6, 6)) * 2
+TOGETHER = {  # what two models write together, given partners of tables small and large
+    "switching": lambda small, large: switch(
+        small, large, SwitchingRule(1.4, 2, 2), [Prompt(np.array([1, 2]))], 30, temperature=1.0, seed=3
+    ),
+    "speculation": lambda small, large: speculate(
+        small, large, [Prompt(np.array([1, 2]))], 30, temperature=1.0, seed=3, gate_bits=0.9
+    ),
+}
+
+
+@pytest.mark.parametrize("write", TOGETHER.values(), ids=TOGETHER)
+@pytest.mark.parametrize("which", [SMALL, LARGE])
+def test_padding_of_one_vocabulary_changes_nothing(write, which):
+    """Neither entropies nor draws nor acceptance see logits that stand for no text."""
+    tables = list(DRAWN)
+    plain = write(*(Partner(MarkovDecoder(table), POINT) for table in tables))
+    tables[which] = padded(tables[which])
+    cut = write(*(Partner(MarkovDecoder(table), POINT, 6) for table in tables))
+    assert cut.record.emitted[0].tolist() == plain.record.emitted[0].tolist()
+    assert len(set(plain.record.tokens.model.tolist())) == 2, "both models must take part"
+    if write is TOGETHER["speculation"]:
+        assert cut.drafts.verdict.tolist() == plain.drafts.verdict.tolist()
+        assert cut.drafts.entropy_bits.tolist() == plain.drafts.entropy_bits.tolist()
+    else:
+        assert cut.entropy_bits[0].tolist() == plain.entropy_bits[0].tolist()
+
+
+def test_a_threshold_is_held_against_the_ids_that_are_shared():
+    """log₂ 6 bits: no distribution over six ids has more, whatever one model pads to."""
+    wide = Partner(MarkovDecoder(padded(DRAWN[1], 10)), POINT, 6)
+    small = Partner(MarkovDecoder(DRAWN[0]), POINT, 6)
+    with pytest.raises(BadArgument, match=r"at most log₂ V = 2\.5850 bits"):
+        switch(small, wide, SwitchingRule(3.0), [Prompt(np.array([1]))], 3)
 
 
 def test_entropy_is_in_bits():

@@ -13,7 +13,7 @@ from emad_ref.decoding.walked import Closed, WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import SCHEDULES, OperatingPoint, full_depth, truncated
-from emad_ref.protocol import InadmissibleDepth, Prompt
+from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, PROMPT, Work
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -176,6 +176,121 @@ def test_a_chunk_at_forced_depths_is_its_tokens_one_by_one(stepper, point):
     assert np.isnan(whole.signal).all()
 
 
+# ---------------------------------------------------------------- logits of the last tokens alone
+
+
+FED = np.array([[95, 3, 14]])  # under the rule the first two fire nowhere, the last at layer 4
+WAYS = {  # how a chunk of three is processed → depths asked for, of a session whose cap is 5, where nothing is probed
+    "one pass at one depth": ("monotone", [[5, 5, 5]]),
+    "one by one at several depths": ("monotone", [[5, 4, 3]]),
+    "decided in one pass": ("monotone", None),
+    "decided one by one": ("free_eager", None),
+}
+
+
+@pytest.mark.parametrize(("schedule", "depth"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("last", [0, 1, 2, 3])
+def test_only_the_last_logits_are_computed_where_only_they_are_wanted(stepper, point, schedule, depth, last):
+    """Probes are read all the same: they decide. Tokens, depths, signals and cache do not depend on who looks."""
+    whole, part = (opened(stepper, replace(point, schedule=schedule))[0] for _ in range(2))
+    for session in (whole, part):
+        session.rollback(np.array([3]))
+        session.feed(HISTORY[None, 3:], np.array([[5]]))
+    before = part.work
+    depth = None if depth is None else np.array(depth)
+    everything, some = whole.feed(FED, depth), part.feed(FED, depth, last)
+    assert some.depth[0, 0] > 4, "a head must be left to save"
+    assert some.logits.shape == (1, last, VOCABULARY)
+    assert np.abs(some.logits - everything.logits[:, 3 - last :]).max(initial=0) < EXACT
+    assert some.depth.tolist() == everything.depth.tolist()
+    assert np.array_equal(some.signal, everything.signal, equal_nan=True)
+    spent, heads = part.work - before, np.zeros(LAYERS, dtype=np.int64)
+    for column, read in enumerate(~np.isnan(some.signal[0])):
+        for probe in np.array(point.probes)[read]:
+            heads[probe - 1] += 1
+        stopped = int(some.depth[0, column])
+        heads[stopped - 1] += column >= 3 - last and (depth is not None or stopped not in point.probes)
+    assert spent.readout_rows[0].tolist() == heads.tolist()
+    assert spent.tokens.tolist() == (whole.work - before).tokens.tolist()
+    one, other = (session.feed(np.array([[5]]), np.array([[1]])) for session in (whole, part))
+    assert np.abs(one.logits - other.logits).max() < EXACT
+
+
+def test_rows_that_stop_apart_keep_their_own_last_logits(stepper, point):
+    prompts, fed = [Prompt(HISTORY), prompt(3), prompt(8, 8)], np.array([[7, 8], [9, 1], [2, 3]])
+    whole, part = (opened(stepper, replace(point, schedule="free_deferred"), *prompts)[0] for _ in range(2))
+    depth, before = np.array([[2, 2], [5, 5], [LAYERS, LAYERS]]), part.work
+    assert np.abs(part.feed(fed, depth, 1).logits - whole.feed(fed, depth).logits[:, 1:]).max() < EXACT
+    assert (part.work - before).readout_rows[0].tolist() == [0, 1, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("last", [-1, 4])
+def test_more_logits_than_tokens_are_refused(stepper, point, last):
+    session, _ = opened(stepper, point)
+    before = state(session)
+    with pytest.raises(BadArgument, match=f"last={last}, but expected 0–3, tokens of this feed; None asks for"):
+        session.feed(FED, None, last)
+    assert state(session) == before
+
+
+# ---------------------------------------------------------------- deepening
+
+
+@pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one != "free_deferred"])
+def test_only_deferred_states_can_be_taken_up_again(stepper, schedule):
+    more = {"chunked": {"period": 3}, "positional": {"period": 4, "floor": 2}}.get(schedule, {})
+    chosen = replace(full_depth(LAYERS), schedule=schedule, **more)
+    decoder = WalkedDecoder(stepper, chosen)
+    assert not decoder.capabilities.deepens
+    session, _ = decoder.start([Prompt(HISTORY)])
+    if schedule in ("monotone", "free_eager", "copying"):
+        session.feed(np.array([[7]]), np.array([[2]]))
+    before = state(session)
+    with pytest.raises(
+        Unsupported, match=f"deepen under schedule='{schedule}', but only free_deferred keeps the states"
+    ):
+        session.deepen(session.length - 1)
+    assert state(session) == before
+
+
+NOT_SHALLOW = [
+    ([4, 1], r"length\[0\]=4.*the depths from there on are \[6, 2, 3\]; logits at the ceiling were shown"),
+    ([7, 4], r"length\[0\]=7.*the depths from there on are \[\]"),
+    ([8, 5], r"length\[0\]=8"),
+    ([5, 3], r"length=\[5, 3\], but expected one per row, each as far below the held \[7, 4\] as the others"),
+    ([-1, -4], r"length=\[-1, -4\]"),
+    ([5], r"length=\[5\]"),
+    ([5.0, 2.0], "length='float64', but expected integers"),
+]
+
+
+@pytest.mark.parametrize(("length", "message"), NOT_SHALLOW)
+def test_lengths_that_cannot_be_deepened_leave_the_session_as_it_was(stepper, length, message):
+    sessions = [
+        opened(stepper, replace(full_depth(LAYERS), schedule="free_deferred"), Prompt(HISTORY), prompt(3))[0]
+        for _ in "ab"
+    ]
+    for session in sessions:
+        session.feed(np.array([[7], [8]]), np.array([[LAYERS], [4]]))
+        session.feed(np.array([[5, 6], [1, 2]]), np.array([[2, 3], [2, 3]]))
+    disturbed, undisturbed = sessions
+    before = state(disturbed)
+    with pytest.raises(BadArgument, match=message):
+        disturbed.deepen(np.array(length))
+    assert state(disturbed) == before
+    one, other = (session.deepen(np.array([5, 2])) for session in sessions)
+    assert np.array_equal(one.logits, other.logits)
+    assert disturbed.work == undisturbed.work
+
+
+def test_a_token_is_deepened_once(stepper):
+    session, _ = opened(stepper, replace(full_depth(LAYERS), schedule="free_deferred"))
+    session.feed(np.array([[7]]), np.array([[2]]))
+    session.deepen(np.array([4]))
+    with pytest.raises(BadArgument, match=r"the depths from there on are \[6\]"):
+        session.deepen(np.array([4]))
+
+
 @pytest.mark.parametrize("verb", ["rollback", "commit"])
 @pytest.mark.parametrize("length", [[5], [0], [-1], [3, 3], [2.0]])
 def test_lengths_that_were_never_held_are_refused(stepper, point, verb, length):
@@ -233,6 +348,7 @@ def test_dropped_rows_leave_the_others_as_they_were(stepper, point):
         lambda s: s.feed(np.array([[7]])),
         lambda s: s.rollback(np.array([4])),
         lambda s: s.commit(np.array([4])),
+        lambda s: s.deepen(np.array([3])),
         lambda s: s.drop(np.array([0])),
     ],
 )
@@ -280,6 +396,14 @@ def test_nan_at_a_probe_is_an_error_and_not_an_exit(poisoned):
     probing = OperatingPoint("p", "emad", LAYERS, LAYERS, (5,), ((9.0,),))
     with pytest.raises(NotFinite, match="logits after layer 5"):
         WalkedDecoder(poisoned, probing).generate([Prompt(HISTORY)], 2)
+
+
+def test_nan_at_the_ceiling_is_an_error_when_a_token_gets_there(poisoned):
+    chosen = replace(truncated(LAYERS, 5), schedule="free_deferred")
+    session = WalkedDecoder(poisoned, chosen)._open([Prompt(HISTORY)], 16)
+    session.feed(HISTORY[None], np.full((1, 4), 4))
+    with pytest.raises(NotFinite, match="logits at the ceiling: 4 of 4 rows"):
+        session.deepen(np.array([0]))
 
 
 def test_layers_that_are_not_run_poison_nothing(poisoned):
@@ -365,6 +489,7 @@ def test_capabilities_promise_what_was_tried(stepper, point):
     decoder = WalkedDecoder(stepper, point)
     assert decoder.capabilities.counted
     assert decoder.capabilities.schedules == set(SCHEDULES)
+    assert WalkedDecoder(stepper, replace(point, schedule="free_deferred")).capabilities.deepens
     session, _ = decoder.start([Prompt(HISTORY)])
     assert session.feed(np.full((1, decoder.capabilities.max_feed), 7)).depth.shape == (
         1,

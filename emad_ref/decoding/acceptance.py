@@ -1,0 +1,259 @@
+"""Which drafted tokens stand, and what is emitted after them: acceptance, as every way of speculating shares it.
+
+    draft    d_1 … d_k, one by one, d_i ~ q_i                  q_i, p_i: softmax(logits / temperature) of the draft
+    verify   p_1 … p_{k+1}, after the last token, d_1, …, d_k                              and of the verifier
+    accept   d_i with probability min(1, p_i(d_i) / q_i(d_i)), up to the first refusal
+    emit     after a refusal at i a token from max(0, p_i − q_i), normalised; else one from p_{k+1}
+
+At temperature 0 both distributions are one-hot: the same rule accepts the longest matching prefix and then emits the
+verifier's own token. So the output is the verifier's: at temperature 0 the tokens it would emit alone, else its
+distribution exactly. ``gate_bits`` gives that up ("why not use EAD when divergence occurs?"): a refused draft token is
+kept all the same where the draft's entropy is below it.
+
+Rows and their tokens only: who drafts and who verifies, in which sessions, is in ``speculative`` and ``selfdraft``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from emad_ref.decoding.pair import Log, Seat, entropy_bits
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Prompt
+from emad_ref.record import Floats, Ints, Record, StopReason, Work
+
+VERDICTS: tuple[str, ...] = ("accepted", "gated", "refused", "unreached")
+ACCEPTED, GATED, REFUSED, UNREACHED = range(len(VERDICTS))
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """One row per drafted token, every column [drafts]: where it would have stood, and what became of it.
+
+    ``entropy_bits``: of the draft's logits, before temperature. ``verdict``: index into ``VERDICTS``; ``unreached``
+    are those after a refusal or a stop token.
+    """
+
+    sequence: Ints
+    position: Ints
+    token: Ints
+    entropy_bits: Floats
+    verdict: Ints
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: a result is itself, not its values
+class Speculated:
+    """What a run emitted. Which models ``record`` is about is said where they are fed.
+
+    ``record.tokens.kept`` marks, in each model, what it holds of the sequence: all but the last emitted token at most.
+    ``rounds`` int64 [sequences]: verifications. ``opening_work``: the part of ``record.work`` spent on opening with the
+    prompts, their last positions included.
+    """
+
+    record: Record
+    drafts: Drafts
+    rounds: Ints
+    opening_work: dict[int, Work] | None
+
+    def drafted(self, verdict: int | None = None) -> Ints:
+        """int64 [sequences] drafted tokens, of one verdict or all."""
+        chosen = slice(None) if verdict is None else self.drafts.verdict == verdict
+        return np.bincount(self.drafts.sequence[chosen], minlength=len(self.rounds))
+
+    @property
+    def judged(self) -> int:
+        """Draft tokens that were accepted, gated or refused."""
+        return int((self.drafts.verdict != UNREACHED).sum())
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over judged draft tokens; None where none was judged."""
+        return int((self.drafts.verdict == ACCEPTED).sum()) / self.judged if self.judged else None
+
+
+def distribution(logits: Floats, temperature: float) -> Floats:
+    """softmax(logits / temperature), float64 [..., V]; at temperature 0 all on the first of the largest logits."""
+    if temperature == 0:
+        certain = np.zeros(logits.shape)
+        np.put_along_axis(certain, logits.argmax(axis=-1, keepdims=True), 1.0, axis=-1)
+        return certain
+    weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def accepts(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> bool:
+    """Whether ``token``, drawn from q [V], may stand for a draw from p [V]: with probability min(1, p/q)."""
+    return bool(rng.random() * q[token] < p[token])
+
+
+def residual(p: Floats, q: Floats) -> Floats:
+    """max(0, p − q), normalised [V]: the distribution after a refusal."""
+    excess = np.maximum(p - q, 0.0)
+    total = excess.sum()
+    # a refusal needs p(d) < q(d), so somewhere p > q; only where p = q up to rounding can that be lost in the sums
+    return excess / total if total > 0 else p
+
+
+def drawn(p: Floats, rng: np.random.Generator) -> int:
+    """A token from p [V]: one uniform number, inverted."""
+    cumulative = np.cumsum(p)
+    return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
+
+
+@dataclass(frozen=True)
+class Options:
+    """``k`` drafts a round for up to ``max_new`` tokens a row; ``gate_bits`` None keeps the verifier's output exact.
+
+    Raises:
+        BadArgument: max_new or k < 1, a temperature or gate below 0.
+    """
+
+    max_new: int
+    k: int
+    stop: frozenset[int]
+    temperature: float
+    gate_bits: float | None
+
+    def __post_init__(self) -> None:
+        if self.max_new < 1:
+            raise BadArgument("max_new", self.max_new, "at least one new token")
+        if self.k < 1:
+            raise BadArgument("k", self.k, "at least one drafted token")
+        if not 0 <= self.temperature < math.inf:
+            raise BadArgument("temperature", self.temperature, "a finite number ≥ 0", "0 decodes greedily")
+        if self.gate_bits is not None and not self.gate_bits >= 0:
+            raise BadArgument(
+                "gate_bits", self.gate_bits, "bits ≥ 0, or None", "None keeps the verifier's output exact"
+            )
+
+
+@dataclass
+class _Draft:
+    position: int
+    token: int
+    q: Floats
+    entropy_bits: float
+    verdict: int = UNREACHED
+
+
+class _Judged(NamedTuple):
+    """A draft without its distribution, which is as long as the vocabulary."""
+
+    position: int
+    token: int
+    entropy_bits: float
+    verdict: int
+
+
+class Row:
+    """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
+
+    def __init__(self, number: int, tokens: list[int], options: Options, seed: int):
+        self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
+        self.rng = np.random.default_rng((seed, number))  # its own: a row's draws do not depend on its neighbours
+        self.reason: StopReason | None = None
+        self.rounds = 0
+        self.drafts: list[_Draft] = []  # of this round
+        self.judged: list[_Judged] = []  # of all rounds
+
+    @property
+    def width(self) -> int:
+        """Drafts of use to this row: the verifier adds a token of its own."""
+        return min(self.options.k, self.options.max_new - (len(self.tokens) - self.prompt) - 1)
+
+    def take(self, token: int) -> None:
+        self.tokens.append(token)
+        if token in self.options.stop:
+            self.reason = "stop token"
+        elif len(self.tokens) - self.prompt == self.options.max_new:
+            self.reason = "length"
+
+    def padded(self, drafts: int) -> list[int]:
+        """The last token and ``drafts`` drafts; where the row has fewer, its last one again, to be rolled back."""
+        known = [self.tokens[-1], *(drafted.token for drafted in self.drafts)]
+        return known + [known[-1]] * (drafts + 1 - len(known))
+
+    def propose(self, logits: Floats) -> None:
+        """Draft one more token from logits [V] of the draft."""
+        q = distribution(logits, self.options.temperature)
+        at = len(self.tokens) + len(self.drafts)
+        self.drafts.append(_Draft(at, drawn(q, self.rng), q, float(entropy_bits(logits))))
+
+    def judge(self, logits: Floats) -> None:
+        """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
+        self.rounds += 1
+        for drafted, z in zip(self.drafts, logits, strict=False):
+            p = distribution(z, self.options.temperature)
+            drafted.verdict = self._verdict(drafted, p)
+            if drafted.verdict == REFUSED:
+                self.take(drawn(residual(p, drafted.q), self.rng))
+                break
+            self.take(drafted.token)
+            if self.reason is not None:
+                break
+        else:
+            self.take(drawn(distribution(logits[len(self.drafts)], self.options.temperature), self.rng))
+        self.judged += [_Judged(one.position, one.token, one.entropy_bits, one.verdict) for one in self.drafts]
+        self.drafts = []
+
+    def _verdict(self, drafted: _Draft, p: Floats) -> int:
+        if accepts(p, drafted.q, drafted.token, self.rng):
+            return ACCEPTED
+        gate = self.options.gate_bits
+        return GATED if gate is not None and drafted.entropy_bits < gate else REFUSED
+
+
+def opened(prompts: Sequence[Prompt], logits: Floats, options: Options, seed: int) -> list[Row]:
+    """A row per prompt with its first token, drawn from the verifier's logits [rows, V] after it."""
+    rows = [Row(i, list(map(int, prompt.tokens)), options, seed) for i, prompt in enumerate(prompts)]
+    for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
+        row.take(drawn(p, row.rng))
+    return rows
+
+
+def unfinished(rows: Sequence[Row], *seats: Seat) -> list[Row]:
+    """The rows that go on; finished ones are dropped from every session."""
+    finished = [i for i, row in enumerate(rows) if row.reason is not None]
+    if finished and len(finished) < len(rows):
+        for seat in seats:
+            seat.drop(finished)
+    return [row for row in rows if row.reason is None]
+
+
+def standing(rows: Sequence[Row]) -> Ints:
+    """int64 [rows] tokens that a model may hold of each: all but the last, which the next round feeds first."""
+    return np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
+
+
+def speculated(
+    rows: Sequence[Row], log: Log, work: dict[int, Work] | None, opening_work: dict[int, Work] | None
+) -> Speculated:
+    """The result of rows that have all finished."""
+    return Speculated(
+        record=Record(
+            tokens=log.tokens(),
+            signal=log.signal(),
+            emitted=[np.array(row.tokens[row.prompt :], dtype=np.int64) for row in rows],
+            stop=[row.reason or "length" for row in rows],
+            work=work,
+        ),
+        drafts=_drafts(rows),
+        rounds=np.array([row.rounds for row in rows], dtype=np.int64),
+        opening_work=opening_work,
+    )
+
+
+def _drafts(rows: Sequence[Row]) -> Drafts:
+    judged = [(row.number, one) for row in rows for one in row.judged]
+    return Drafts(
+        sequence=np.array([number for number, _ in judged], dtype=np.int64),
+        position=np.array([one.position for _, one in judged], dtype=np.int64),
+        token=np.array([one.token for _, one in judged], dtype=np.int64),
+        entropy_bits=np.array([one.entropy_bits for _, one in judged], dtype=np.float64),
+        verdict=np.array([one.verdict for _, one in judged], dtype=np.int64),
+    )
