@@ -30,12 +30,14 @@ FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 class Replay:
     """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth.
 
-    ``macs_per_row``: multiply-adds of one reading by its estimator.
+    ``top1`` int64 [tokens]: the likeliest token there. ``macs_per_row``: multiply-adds of one reading by its estimator.
+    A rule's own distribution is what its tokens emit: under a pruned vocabulary ``nll_nats`` may be infinite.
     """
 
     point: OperatingPoint
     depth: Ints
     nll_nats: Floats
+    top1: Ints
     macs_per_row: int = 0
 
 
@@ -106,7 +108,8 @@ class Ladder:
         return self._grids[key]
 
     def _signal(self, point: OperatingPoint, layer: int) -> NDArray[np.float32]:
-        return self._grid((point.signal, point.estimator, layer), self.trace.signal(point)[:, layer - 1])
+        key = (point.signal, point.estimator, point.confidence, point.probes if point.confidence else (), layer)
+        return self._grid(key, self.trace.signal(point)[:, layer - 1])
 
     def _bins(self, point: OperatingPoint) -> NDArray[np.intp] | None:
         if point.bins.count == 1:
@@ -120,8 +123,9 @@ class Ladder:
 
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)
-        nll = self.trace.nll_nats.reshape(-1)[self.tokens + (depth - 1)]
-        return Replay(point, depth, nll.astype(np.float64), self.trace.macs_per_row.get(point.estimator, 0))
+        nll, top1 = (column.reshape(-1)[self.tokens + (depth - 1)] for column in self.trace.emitted(point))
+        macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
+        return Replay(point, depth, nll.astype(np.float64), top1.astype(np.int64), macs_per_row)
 
 
 def depths(trace: Trace, point: OperatingPoint) -> Ints:
@@ -130,7 +134,7 @@ def depths(trace: Trace, point: OperatingPoint) -> Ints:
 
 
 def replay(trace: Trace, point: OperatingPoint) -> Replay:
-    """Depths and the NLL at those depths."""
+    """Depths, and what is emitted at those depths."""
     return Ladder(trace).replay(point)
 
 
@@ -147,7 +151,7 @@ def sums(trace: Trace, values: NDArray[Any]) -> Floats:
 
 
 def argmax_at(trace: Trace, depth: Ints) -> Ints:
-    """[tokens] top-1 token of each position at its depth."""
+    """[tokens] top-1 token of a full head at each position's depth."""
     return trace.top1[np.arange(len(trace)), depth - 1].astype(np.int64)
 
 
@@ -165,14 +169,12 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     ``macs_per_row``: multiply-adds of one reading by the point's estimator, retrieval included; 0 for a full head.
 
     Raises:
-        BadArgument: state copying, whose depths no trace knows; a confidence, whose readouts differ from row to row.
+        BadArgument: state copying, whose depths no trace knows; a confidence rule that the trace does not record.
     """
     if point.schedule == "copying":
         raise BadArgument("point.schedule", "copying", "an exact schedule", "copied states are decoded, not replayed")
-    if point.confidence is not None:
-        raise BadArgument("point.confidence", point.name, "None", "what its readouts cost is counted, not derived")
     work = Work.none(point.layers)
-    kind, asked = READOUTS.index(point.estimator.kind), _asked(trace, point)
+    probes, asked = _probes_of(trace, point, macs_per_row), _asked(trace, point)
     for layer in range(1, point.layers + 1):
         ran = depth >= layer
         work.tokens[layer - 1], work.context[layer - 1] = BLOCKS_RUN.get(point.schedule, _run_once)(
@@ -181,13 +183,32 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
         if point.schedule == "free_eager" and layer == point.ceiling:  # only K and V: its output is not read
             work.fills[EXACT, layer - 1] = int((~ran).sum())
         probed, emitted = asked & ran & (layer in point.probes), depth == layer
-        if kind == FULL:  # a full probe doubles as the output distribution
-            work.readout_rows[FULL, layer - 1] = int((probed | emitted).sum())
-            continue
-        work.readout_rows[kind, layer - 1] = int(probed.sum())
-        work.readout_macs[kind, layer - 1] = int(probed.sum()) * macs_per_row
-        work.readout_rows[FULL, layer - 1] = int(emitted.sum())
+        kinds, shown = probes.heads[:, layer - 1], probed & probes.shows[layer - 1]
+        work.readout_rows[kinds, layer - 1] = int(probed.sum())
+        work.readout_macs[kinds, layer - 1] = int(probes.macs[:, layer - 1].sum(where=probed))
+        work.readout_rows[FULL, layer - 1] += int((emitted & ~shown).sum())
     return work
+
+
+@dataclass(frozen=True)
+class _Probes:
+    """What probes run; the fields of ``RuleColumns``."""
+
+    heads: Bools
+    shows: Bools
+    macs: Ints
+
+
+def _probes_of(trace: Trace, point: OperatingPoint, macs_per_row: int) -> _Probes:
+    """A rule's as its watch ran them; else one reading by the estimator, of which a full one shows what is emitted."""
+    if point.confidence is not None:
+        rule = trace.rule(point)
+        return _Probes(rule.heads, rule.shows, rule.macs)
+    kind = READOUTS.index(point.estimator.kind)
+    heads = np.zeros((len(READOUTS), point.layers), dtype=np.bool_)
+    heads[kind] = True
+    macs = np.array(0 if kind == FULL else macs_per_row)  # a full head's cost stands in the geometry
+    return _Probes(heads, np.full(point.layers, kind == FULL), np.broadcast_to(macs, (len(trace), point.layers)))
 
 
 def _asked(trace: Trace, point: OperatingPoint) -> Bools:

@@ -5,13 +5,14 @@ earlier tokens ran. So one full-depth pass that records, for every token and lay
 
     H_ℓ (entropy, nats)   −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   max p_ℓ − second p_ℓ
 
-decides quality at every operating point by array arithmetic (``emad_ref.replay``).
+decides quality at every operating point by array arithmetic (``emad_ref.replay``). Estimates of H_ℓ and what confidence
+rules see and emit (``rules``) stand beside these columns where they were asked for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TextIO
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from emad_ref.calibration.rules import Rule, RuleColumns, layers_of, rule_columns
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Stepper
@@ -32,6 +34,7 @@ from emad_ref.record import Floats, Ints
 COLUMNS = ("entropy_nats", "nll_nats", "top1", "top1_probability", "softmax_response")  # per token and layer
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
+NO_RULES: Mapping[Rule, OperatingPoint] = {}
 NO_READERS: Mapping[Estimator, tuple[Sequence[int], Reader]] = {}
 
 Observer = Callable[[int, Tensor, Tensor], None]
@@ -59,6 +62,11 @@ class TokenSequence:
         """Tokens that one forward over it holds."""
         return len(self.tokens) + (0 if self.source is None else len(self.source))
 
+    @property
+    def input(self) -> bytes:
+        """What a forward over it reads: all tokens but the last, from which nothing is predicted, and the source."""
+        return self.tokens[:-1].tobytes() + (b"" if self.source is None else b"|" + self.source.tobytes())
+
 
 @dataclass(frozen=True)
 class Trace:
@@ -68,6 +76,7 @@ class Trace:
     float32 [tokens, L]; ``top1`` int32 [tokens, L].
     ``estimates``: float32 [tokens, L] by estimator, NaN at layers it was not asked about; ``macs_per_row``: what one
     reading by it multiplies and adds.
+    ``rules``: what confidence rules see and emit, by rule.
     ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64 [sequences + 1] offsets into the rows.
     ``prompts``: int64 [sequences] positions before the first decided one.
     """
@@ -84,6 +93,7 @@ class Trace:
     prompts: Ints
     estimates: dict[Estimator, NDArray[np.float32]] = field(default_factory=dict)
     macs_per_row: dict[Estimator, int] = field(default_factory=dict)
+    rules: dict[Rule, RuleColumns] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.token)
@@ -96,11 +106,10 @@ class Trace:
         """[tokens, L] what ``point`` compares with its thresholds.
 
         Raises:
-            BadArgument: an estimator that this trace was not asked to record, or a signal that no trace records.
+            BadArgument: an estimator or a rule that this trace was not asked to record.
         """
         if point.confidence is not None:
-            remedy = "its signals are decoded, no trace records them"
-            raise BadArgument("point.confidence", point.name, "None", remedy)
+            return self.rule(point).signal
         if point.signal == "softmax_response":
             return self.softmax_response
         if point.estimator == Estimator():
@@ -111,6 +120,41 @@ class Trace:
                 "point.estimator", point.estimator.name, f"full or one this trace records ({names})", "trace it too"
             )
         return self.estimates[point.estimator]
+
+    def rule(self, point: OperatingPoint) -> RuleColumns:
+        """The columns of a point's confidence rule.
+
+        Raises:
+            BadArgument: a rule that this trace was not asked to record.
+        """
+        if Rule.of(point) not in self.rules:
+            recorded = "; ".join(f"{rule.signal} {rule.confidence}" for rule in self.rules) or "none"
+            expected = f"one that this trace records ({recorded})"
+            raise BadArgument("point.confidence", point.confidence, expected, "trace it too: take_trace(rules=[point])")
+        return self.rules[Rule.of(point)]
+
+    def emitted(self, point: OperatingPoint) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+        """(nll_nats, top1) [tokens, L] of what a token that stops after each layer emits from.
+
+        Raises:
+            BadArgument: as ``rule``.
+        """
+        if point.confidence is None:
+            return self.nll_nats, self.top1
+        columns = self.rule(point)
+        return columns.nll_nats, columns.top1
+
+    def reordered(self, order: Ints) -> Trace:
+        """The sequences ``order`` [n] of this trace, in that order."""
+        rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in (*COLUMNS, "token", "target", "position")},
+            starts=np.concatenate([[0], np.cumsum(self.lengths[order])]),
+            prompts=self.prompts[order],
+            estimates={estimator: column[rows] for estimator, column in self.estimates.items()},
+            rules={rule: columns.of_tokens(rows) for rule, columns in self.rules.items()},
+        )
 
     @property
     def sequences(self) -> int:
@@ -140,12 +184,15 @@ def joined(parts: Sequence[Trace]) -> Trace:
             estimator: np.concatenate([part.estimates[estimator] for part in parts]) for estimator in parts[0].estimates
         },
         macs_per_row=parts[0].macs_per_row,
+        rules={rule: RuleColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
     )
 
 
 def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) -> Iterator[list[TokenSequence]]:
-    """Consecutive sequences whose padded size stays within ``tokens``."""
+    """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
     batch: list[TokenSequence] = []
+    inputs: set[bytes] = set()
+    decided = 0
     for sequence in sequences:
         if len(sequence.tokens) < 2:
             raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
@@ -154,11 +201,13 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
             raise BadArgument(
                 "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
             )
-        widest = max([sequence.size, *(s.size for s in batch)])
-        if batch and widest * (len(batch) + 1) > tokens:
+        widest, asked = max([sequence.size, *(s.size for s in batch)]), last + 1 - sequence.adaptive_from
+        if batch and max(widest * len(inputs | {sequence.input}), decided + asked) > tokens:
             yield batch
-            batch = []
+            batch, inputs, decided = [], set(), 0
         batch.append(sequence)
+        inputs.add(sequence.input)
+        decided += asked
     if batch:
         yield batch
 
@@ -170,6 +219,14 @@ def padded(batch: Sequence[TokenSequence]) -> tuple[Ints, Ints]:
     for row, sequence in enumerate(batch):
         tokens[row, : len(sequence.tokens)] = sequence.tokens
     return tokens, lengths
+
+
+def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], Ints]:
+    """(what has to be run, its row for each of ``batch``): answers to one question of one token each share a row."""
+    rows: dict[bytes, int] = {}
+    place = np.array([rows.setdefault(sequence.input, len(rows)) for sequence in batch])
+    _, first = np.unique(place, return_index=True)
+    return [replace(batch[i], tokens=batch[i].tokens[:-1]) for i in first], place
 
 
 def readings(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
@@ -233,6 +290,7 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
         prompts=np.array([start]),
         estimates={},
         macs_per_row={},
+        rules={},
     )
 
 
@@ -242,34 +300,38 @@ def trace_batch(
     batch: Sequence[TokenSequence],
     readers: Mapping[Estimator, tuple[Sequence[int], Reader]] = NO_READERS,
     observe: Observer | None = None,
+    rules: Mapping[Rule, OperatingPoint] = NO_RULES,
 ) -> Trace:
     """The trace of one batch in one forward.
 
     ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
-    called after every layer.
+    called after every layer. ``rules``: rule → any point of it.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
     """
-    tokens, lengths = padded(batch)
-    positions = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    cache = opened(stepper, [sequence.source for sequence in batch], tokens.shape[1])
-    frame = stepper.frame(positions, cache, lengths=lengths)
-    ids = torch.from_numpy(tokens).to(stepper.device)
-    hidden = stepper.embed(ids, frame)
-    decided = np.zeros(tokens.shape, dtype=bool)
-    for row, sequence in enumerate(batch):
-        decided[row, sequence.adaptive_from : len(sequence.tokens) - 1] = True
-    chosen = torch.from_numpy(decided).to(stepper.device)
-    target = torch.roll(ids, -1, dims=1)[chosen]
+    run, place = shared_inputs(batch)
+    tokens, lengths = padded(run)
+    cache = opened(stepper, [sequence.source for sequence in run], tokens.shape[1])
+    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
+    counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
+    row = np.repeat(place, counts)
+    position = np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
+    following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
+    chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, position))
+    target = torch.from_numpy(following).to(stepper.device)
     columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
-    counts = decided.sum(axis=1)
     estimates = {
         estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
     }
+    remembered: dict[int, Tensor] = {}
+    compared = layers_of(rules)
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
         states = hidden[chosen]
+        if layer in compared:
+            remembered[layer] = states
         read = readings(stepper.logits(states), target, f"after layer {layer}")
         for name, column in columns.items():
             column.append(read[name].cpu().numpy())
@@ -279,16 +341,18 @@ def trace_batch(
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         if observe is not None:
             observe(layer, states, read["entropy_nats"])
-    return Trace(
+    trace = Trace(
         **{name: np.stack(column, axis=1) for name, column in columns.items()},
-        token=tokens[decided],
-        target=target.cpu().numpy(),
-        position=positions[decided],
+        token=tokens[row, position],
+        target=following,
+        position=position,
         starts=np.concatenate([[0], np.cumsum(counts)]),
         prompts=np.array([s.adaptive_from for s in batch]),
         estimates=estimates,
         macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
+        rules={},
     )
+    return replace(trace, rules=rule_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
 
 def stream(
@@ -296,13 +360,15 @@ def stream(
     sequences: Iterable[TokenSequence],
     estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
+    rules: Iterable[OperatingPoint] = (),
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
+    distinct = {Rule.of(point): point for point in rules}
     readers = {
         estimator: (tuple(layers), reader_of(stepper, estimator, layers)) for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe)
+        yield trace_batch(stepper, batch, readers, observe, distinct)
 
 
 def take_trace(
@@ -311,19 +377,25 @@ def take_trace(
     *,
     estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
+    rules: Iterable[OperatingPoint] = (),
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
     """The whole trace in memory; ``progress`` names the bar, None shows none; it goes to ``file``, else to stderr.
 
     ``estimators``: which to record beside the full entropy, after which layers; ``observe`` as in ``trace_batch``.
+    ``rules``: points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than
+    the plain columns, and [tokens, L] of memory four times over.
 
     Raises:
         EmptyCorpus: no sequences.
+        BadArgument: a point without a confidence among ``rules``.
     """
-    traces = stream(stepper, sequences, estimators, observe)
+    given = list(sequences)
+    order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
+    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules)
     bar = tqdm(traces, desc=progress, disable=progress is None, unit="batch", file=file)
-    return joined(list(bar))
+    return joined(list(bar)).reordered(np.argsort(order))
 
 
 def opened(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> Cache | None:

@@ -23,15 +23,18 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.readout.contrast import SCORES
 from emad_ref.readout.signals import Seen, require_finite, saturation, softmax_response
-from emad_ref.readout.subset import Candidates, adaptive_size, full_head, spread, subset_head
+from emad_ref.readout.subset import Heads, OwnHeads, Race, adaptive_size, full_head
 from emad_ref.record import Work
 
 
 class HeadWatch:
-    """What all watches share: nothing to remember, and a full head at the exit."""
+    """What all watches share: nothing to remember, and a full head at the exit.
 
-    def __init__(self, stepper: Stepper, point: OperatingPoint):
-        self.stepper, self.point = stepper, point
+    ``heads``: how readouts are computed; the stepper's own by default.
+    """
+
+    def __init__(self, stepper: Stepper, point: OperatingPoint, heads: Heads | None = None):
+        self.stepper, self.point, self.heads = stepper, point, heads or OwnHeads(stepper)
 
     def begin(self) -> None:
         """Nothing is remembered from probe to probe."""
@@ -40,7 +43,7 @@ class HeadWatch:
         """Nothing is remembered from probe to probe."""
 
     def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        return full_head(self.stepper, hidden, layer, work)
+        return full_head(self.heads, hidden, layer, work)
 
 
 class SaturationWatch(HeadWatch):
@@ -82,62 +85,52 @@ class ContrastWatch(HeadWatch):
 
 
 class PrunedWatch(HeadWatch):
-    """Row by row, for rows differ in their tokens and the adaptive rule even in how many they keep.
+    """Remembers the race: the tokens still in it, row by row, and their logits by layer.
 
     Raises:
         BadArgument: an adaptive rule that, sure of its token, would keep less than two of this vocabulary.
     """
 
-    def __init__(self, stepper: Stepper, point: OperatingPoint):
-        super().__init__(stepper, point)
+    def __init__(self, stepper: Stepper, point: OperatingPoint, heads: Heads | None = None):
+        super().__init__(stepper, point, heads)
         shrink = _parameters(point).shrink
         if shrink is not None and adaptive_size(stepper.vocabulary, shrink, 1.0) < 2:
             expected = f"a share that leaves 2 of {stepper.vocabulary} tokens at full confidence"
             raise BadArgument("confidence.shrink", shrink, expected, "of one token there is no second to compare")
 
     def begin(self) -> None:
-        self.rows: list[Candidates] = []
-        self.confidence: list[float] = []  # of the last probe, per row: what the adaptive k depends on
+        self.race: Race | None = None
+        self.confidence: Tensor | None = None  # [rows] of the last probe: what the adaptive k depends on
 
     def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
         layer, parameters = self.point.probes[probe], _parameters(self.point)
         if layer == parameters.minimum:
             logits = self.emit(hidden, layer, work)
-            everything = torch.arange(logits.shape[1], device=logits.device)
-            self.rows = [Candidates(everything, {layer: row}) for row in logits]
+            self.race = Race.of_all(layer, logits)
             # the JSD contrast is not defined yet: the readout's own response is the only confidence there is
-            self.confidence = softmax_response(logits).double().tolist()
-        else:
-            _require_aligned(len(self.rows), len(hidden))
-            sizes = [self._size(probe, c) for c in self.confidence]
-            chosen = [row.narrowed(k) for row, k in zip(self.rows, sizes, strict=True)]
-            read = subset_head(self.stepper, hidden, [row.ids for row in chosen], layer, work)
-            self.rows = [row.read(layer, logits) for row, logits in zip(chosen, read, strict=True)]
-        seen = [self._score(row, layer) for row in self.rows]
-        if layer > parameters.minimum:
-            self.confidence = [float(one.signal) for one in seen]
-        emitted = [_spread(one, row, self.stepper.vocabulary) for one, row in zip(seen, self.rows, strict=True)]
-        return Seen(torch.cat([one.signal for one in seen]), torch.stack(emitted))
+            self.confidence = softmax_response(logits)
+            return SCORES[self.point.signal](parameters, layer, logits, {})
+        assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
+        _require_aligned(len(self.race), len(hidden))
+        self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
+        shallower = {m: z for m, z in self.race.logits.items() if m < layer}
+        seen = SCORES[self.point.signal](parameters, layer, self.race.logits[layer], shallower)
+        self.confidence = seen.signal
+        assert seen.logits is not None, "scores of readouts give logits"
+        return Seen(seen.signal, self.race.spread(seen.logits), self.race.macs(self.stepper.geometry))
 
     def keep(self, rows: Tensor) -> None:
-        if self.rows:
-            self.rows = [self.rows[row] for row in rows.tolist()]
-            self.confidence = [self.confidence[row] for row in rows.tolist()]
+        if self.race is not None and self.confidence is not None:
+            self.race, self.confidence = self.race.keep(rows), self.confidence[rows]
 
-    def _size(self, probe: int, confidence: float) -> int:
+    def _sizes(self, probe: int) -> list[int]:
         parameters = _parameters(self.point)
+        assert self.confidence is not None, "set at the minimum layer"
         if parameters.shrink is None:
-            return parameters.kept[probe - 1]  # the first probe is the minimum layer, which prunes nothing
-        return adaptive_size(self.stepper.vocabulary, parameters.shrink, confidence)
-
-    def _score(self, row: Candidates, layer: int) -> Seen:
-        shallower = {m: z[None] for m, z in row.logits.items() if m < layer}
-        return SCORES[self.point.signal](_parameters(self.point), layer, row.logits[layer][None], shallower)
-
-
-def _spread(seen: Seen, row: Candidates, vocabulary: int) -> Tensor:
-    assert seen.logits is not None, "scores of readouts give logits"
-    return spread(seen.logits[0], row.ids, vocabulary)
+            # the first probe is the minimum layer, which prunes nothing
+            return [parameters.kept[probe - 1]] * len(self.confidence)
+        vocabulary, shrink = self.stepper.vocabulary, parameters.shrink
+        return [adaptive_size(vocabulary, shrink, c) for c in self.confidence.double().tolist()]
 
 
 def _parameters(point: OperatingPoint) -> Confidence:
@@ -150,8 +143,10 @@ def _require_aligned(remembered: int, shown: int) -> None:
     assert remembered == shown, f"{remembered} rows are remembered, {shown} are shown"
 
 
-def confidence_watch(stepper: Stepper, point: OperatingPoint) -> SaturationWatch | ContrastWatch | PrunedWatch:
-    """The watch of a point with a ``confidence``."""
+def confidence_watch(
+    stepper: Stepper, point: OperatingPoint, heads: Heads | None = None
+) -> SaturationWatch | ContrastWatch | PrunedWatch:
+    """The watch of a point with a ``confidence``; ``heads`` as of ``HeadWatch``."""
     if point.signal == "saturation":
-        return SaturationWatch(stepper, point)
-    return PrunedWatch(stepper, point) if _parameters(point).pruned else ContrastWatch(stepper, point)
+        return SaturationWatch(stepper, point, heads)
+    return PrunedWatch(stepper, point, heads) if _parameters(point).pruned else ContrastWatch(stepper, point, heads)

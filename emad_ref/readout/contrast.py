@@ -14,13 +14,13 @@ p_DCD holds the mass 1 on H besides what p_ℓ has outside: it is a score. The a
 (``rescale``), which makes it a distribution. The smaller α, the more tokens of which neither layer thinks much decide:
 α′ = α / (1 + rate·ℓ)·(1 − confidence) falls with depth and with the confidence of p_ℓ.
 
-Distributions are given as logarithms [rows, V], over the whole vocabulary or over one and the same part of it. Where
-there is no amateur yet (JSD after layer j, any layer below j), the signal is NaN: no other rule stands in.
+Distributions are given as logarithms [rows, V], over the whole vocabulary or over a part of it, the same in p_ℓ and
+p_m; a token at −inf is in neither. Where there is no amateur yet (JSD after layer j, any layer below j), the signal is
+NaN: no other rule stands in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -34,8 +34,9 @@ Score = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], Seen]
 
 
 def in_head(log_p: Tensor, alpha: Tensor) -> Tensor:
-    """bool [rows, V]: p ≥ α·max p; ``alpha`` [rows], 0 takes every token."""
-    return log_p >= alpha.log()[:, None] + log_p.amax(dim=-1, keepdim=True)
+    """bool [rows, V]: p ≥ α·max p; ``alpha`` [rows], 0 takes every token that has a probability."""
+    least = alpha.log()[:, None] + log_p.amax(dim=-1, keepdim=True)
+    return log_p >= least.clamp(min=torch.finfo(log_p.dtype).min)  # -inf ≥ -inf would let pruned tokens in
 
 
 def head_share(confidence: Confidence, layer: int, logits: Tensor) -> Tensor:
@@ -59,13 +60,12 @@ def contrasted(log_p: Tensor, log_q: Tensor, head: Tensor, rescale: bool) -> Ten
 
 def jensen_shannon_nats(log_p: Tensor, log_q: Tensor) -> Tensor:
     """JSD(p, q) = ½·KL(p ‖ m) + ½·KL(q ‖ m), m = ½(p + q), in nats: [..., V] → [...]; symmetric, 0 … ln 2."""
-    log_m = torch.logaddexp(log_p, log_q) - math.log(2)
-    return (_divergence(log_p, log_m) + _divergence(log_q, log_m)) / 2
-
-
-def _divergence(log_p: Tensor, log_m: Tensor) -> Tensor:
-    # a token without probability adds nothing, and −inf − (−inf) is no number
-    return torch.where(log_p == -torch.inf, 0.0, log_p.exp() * (log_p - log_m)).sum(dim=-1)
+    limits = torch.finfo(log_p.dtype)
+    p, q = log_p.exp(), log_q.exp()
+    log_m = ((p + q) / 2).clamp(min=limits.tiny).log()
+    # a token without probability adds 0 times a finite number: −inf − (−inf) would be none
+    divergences = p * (log_p.clamp(min=limits.min) - log_m) + q * (log_q.clamp(min=limits.min) - log_m)
+    return divergences.sum(dim=-1) / 2
 
 
 def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) -> tuple[Tensor, Tensor]:

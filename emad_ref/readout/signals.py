@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import EmadError
+from emad_ref.record import Ints
 
 
 class NotFinite(EmadError):
@@ -22,11 +23,13 @@ class NotFinite(EmadError):
 class Seen:
     """What a probe shows: ``signal`` [rows], NaN where none is defined; ``logits`` [rows, V] to emit from, or None.
 
-    None means that a head has to be run at the exit.
+    None means that a head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where
+    rows may differ in it (pruned vocabularies), else None.
     """
 
     signal: Tensor
     logits: Tensor | None
+    macs: Ints | None = None
 
 
 def raised(values: Tensor) -> Tensor:

@@ -6,20 +6,33 @@
 ``above_cap``    share of tokens whose depth without the monotone constraint would exceed what the constraint allows:
                  late hard tokens, which the schedule cannot serve (EMAD, "Limitations").
 ``collapse``     decided tokens before depth is down at the first probe.
+``along``        depth with and without the monotone constraint, and entropy, in every doubling of the position.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sklearn.metrics import roc_auc_score
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats
+from emad_ref.record import Floats, Ints
 from emad_ref.replay import depths
 from emad_ref.sweep.losses import tokens_before
+
+
+@dataclass(frozen=True)
+class Doubling:
+    """Means over the ``tokens`` decided at positions ``first`` to ``last``, counted from 1; depths in layers."""
+
+    first: int
+    last: int
+    tokens: int
+    depth: float
+    free_depth: float
+    entropy_nats: float
 
 
 def echo_rate(trace: Trace) -> Floats:
@@ -49,8 +62,25 @@ def agreement_rate(trace: Trace) -> Floats:
 
 def above_cap(trace: Trace, point: OperatingPoint) -> Floats:
     """[sequences] share of tokens whose unconstrained depth exceeds their depth under the monotone schedule."""
-    bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
+    bound, free = _bound_and_free(trace, point)
     return np.add.reduceat((free > bound).astype(float), trace.starts[:-1]) / trace.lengths
+
+
+def along(trace: Trace, point: OperatingPoint) -> list[Doubling]:
+    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as ``above_cap`` compares it, entropy of the last layer."""
+    bound, free = _bound_and_free(trace, point)
+    number = np.frexp(trace.position)[1]  # of a position counted from 0: the doubling that it belongs to
+    found = []
+    for doubling in np.unique(number).tolist():
+        inside = number == doubling
+        means = (float(values[inside].mean()) for values in (bound, free, trace.entropy_nats[:, -1]))
+        found.append(Doubling(2**doubling // 2 + 1, 2**doubling, int(inside.sum()), *means))
+    return found
+
+
+def _bound_and_free(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
+    bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
+    return bound, free
 
 
 def collapse(trace: Trace, point: OperatingPoint) -> float:

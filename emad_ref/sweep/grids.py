@@ -9,10 +9,14 @@ import numpy as np
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.point import OperatingPoint, truncated
+from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import fixed_entropy, response
 
 CHUNKS = (4, 8, 16)  # tokens
 FALLS = (8, 32, 128)  # tokens over which positional depth falls
+# 1 − λ of the confidence rules, four to a decade: under the monotone schedule one sure token decides for all later
+# ones, so what matters lies near λ = 1. The paper's 0.9 is among them; float32 knows none between 1 − 1e-7 and 1
+DOUBTS = tuple(10 ** (-quarter / 4) for quarter in range(29))
 
 
 def emad_margins(profile: Profile, count: int) -> list[OperatingPoint]:
@@ -35,6 +39,26 @@ def truncations(layers: int) -> list[OperatingPoint]:
 def responses(layers: int, probes: Sequence[int], count: int) -> list[OperatingPoint]:
     """Softmax response at ``count`` thresholds from 1 (nothing exits) down to 0 (everything does)."""
     return [response(layers, probes, float(value)) for value in np.linspace(1.0, 0.0, count)]
+
+
+def early_exits(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> list[OperatingPoint]:
+    """A confidence rule of ``policy.early_exit`` from layer ``minimum`` on, monotone, at every λ of ``DOUBTS``.
+
+    From λ = 0, under which a token leaves where it first may, up.
+
+    Raises:
+        BadArgument: a rule that a model of this size has no room for.
+    """
+    return [
+        replace(point, name=f"{point.family} j={minimum} λ={_sure(doubt)}".replace("_", " "))
+        for doubt in DOUBTS
+        for point in [early_exit(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")]
+    ]
+
+
+def _sure(doubt: float) -> str:
+    """0, 0.9, 1−0.0018, 1−1.8e-05: many digits of λ would be nines."""
+    return f"{1 - doubt:.2g}" if doubt > 0.05 else f"1−{doubt:.2g}"
 
 
 def chunked(profile: Profile, count: int) -> list[OperatingPoint]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.meters.flops import flops
+from emad_ref.meters.flops import Flops, flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
@@ -21,7 +21,9 @@ POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 class Loss:
     """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
 
-    ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens).
+    ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
+    pruned vocabulary has lost one next token. ``accuracy``: share of next tokens told right, which compares every rule;
+    ``accuracy_lost``: how much of full depth's.
     """
 
     point: OperatingPoint
@@ -34,15 +36,17 @@ class Loss:
     nll_nats: Floats
     perplexity: float
     perplexity_rise: float
+    accuracy: float
+    accuracy_lost: float
 
 
-def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay) -> Loss:
-    """Compare one replay with the full-depth replay of the same trace."""
+def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> Loss:
+    """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
     mine = flops(decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row), geometry)
-    full = flops(decode_work(trace, reference.depth, reference.point), geometry)
     depth = replayed.depth
     values, counts = np.unique(depth, return_counts=True)
     mean, mean_reference = replayed.nll_nats.mean(), reference.nll_nats.mean()
+    right, right_reference = (float((each.top1 == trace.target).mean()) for each in (replayed, reference))
     return Loss(
         point=replayed.point,
         mean_depth=float(depth.mean()),
@@ -54,13 +58,16 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
         nll_nats=sums(trace, replayed.nll_nats),
         perplexity=float(np.exp(mean)),
         perplexity_rise=float(np.expm1(mean - mean_reference)),
+        accuracy=right,
+        accuracy_lost=right_reference - right,
     )
 
 
 def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[Loss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
-    return [loss_of(trace, geometry, replayed, reference) for replayed in replay_all(trace, points)]
+    full = flops(decode_work(trace, reference.depth, reference.point), geometry)
+    return [loss_of(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:

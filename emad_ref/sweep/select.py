@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from emad_ref.point import OperatingPoint
@@ -39,7 +40,23 @@ def equal_flops(table: Sequence[Loss], net_reduction: float) -> Loss | None:
     """The best-quality row that saves at least ``net_reduction`` (a share of full-depth FLOPs).
 
     For a comparison at equal FLOPs the rival is given the benefit: the row of lowest perplexity among those whose net
-    reduction is at least ``net_reduction``; where none saves that much, None.
+    reduction is at least ``net_reduction``; where none saves that much, None. ``chosen_by`` says when it is the most
+    accurate row instead.
     """
     affordable = [row for row in table if row.net_reduction >= net_reduction]
-    return min(affordable, key=lambda row: row.perplexity, default=None)
+    return min(affordable, key=QUALITY[chosen_by(table)], default=None)
+
+
+QUALITY: dict[str, Callable[[Loss], float]] = {
+    "perplexity": lambda row: row.perplexity,
+    "accuracy": lambda row: -row.accuracy,
+}
+
+
+def chosen_by(table: Sequence[Loss]) -> str:
+    """What rows of one family are compared by: ``perplexity``, or ``accuracy`` where that of any row is infinite.
+
+    A pruned rule loses next tokens at most thresholds. Where it happens to lose none, as where every token leaves
+    before anything is pruned, its perplexity is finite and says nothing of the others.
+    """
+    return "perplexity" if all(math.isfinite(row.perplexity) for row in table) else "accuracy"

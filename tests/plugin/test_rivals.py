@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from emad_ref.calibration.profile import Profile, profile_of
-from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.models.geometry import geometry_of
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import full_depth
 from emad_ref.sweep import losses
 from emad_ref.sweep.losses import loss_table
 from pytest_emad import rivals
-from pytest_emad.options import MARGINS
-from pytest_emad.rivals import EMAD, Rivals
-from tests.small import LAYERS, small_config
+from pytest_emad.options import BUDGETS, MARGINS
+from pytest_emad.rivals import EMAD, EMAD_BESIDE, WINDOWS, Confident, Rivals
+from tests.small import LAYERS, small_config, small_model
 
 PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
+VOCABULARY, SMALLEST = 300, 50  # 2 of 300 tokens are kept at the least; of 50 there would be fewer
+FIRST = {"validate": 2, "evaluate": 3}  # windows that confidence rules are traced on
 
 
 def trace_of(seed: int) -> Trace:
@@ -45,20 +50,43 @@ def profile() -> Profile:
     return profile_of(trace_of(0), PROBES, model="m", fingerprint="f", corpus="c", dtype="float32")
 
 
-def evidence(profile: Profile) -> SimpleNamespace:
+def text(split: str, count: int) -> list[TokenSequence]:
+    rng = np.random.default_rng(["validate", "evaluate"].index(split))
+    return [TokenSequence(rng.integers(0, SMALLEST, LENGTH)) for _ in range(count)]
+
+
+def model(vocabulary: int = VOCABULARY) -> Stepper:
+    config = small_config("gpt_neox")
+    config.vocab_size = vocabulary
+    return Stepper(small_model("gpt_neox", config=config))
+
+
+def evidence(profile: Profile, stepper: Stepper) -> SimpleNamespace:
     """Two windows to a document."""
     return SimpleNamespace(
         profile=profile,
+        stepper=stepper,
         validation=trace_of(1),
         evaluation=trace_of(2),
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
         by_document=lambda values: np.add.reduceat(values, np.arange(0, SEQUENCES, 2), axis=0),
+        corpus="random",
+        budget=SimpleNamespace(name="smoke", validate=SEQUENCES, evaluate=SEQUENCES),
+        sequences=text,
+        trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),
     )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_windows() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(WINDOWS, "smoke", FIRST)
+        yield
 
 
 @pytest.fixture(scope="module")
 def run(profile: Profile) -> SimpleNamespace:
-    return evidence(profile)
+    return evidence(profile, model())
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +104,8 @@ def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: Rival
 
 def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
     bare = Profile("m", "f", "c", "float32", LAYERS, PROBES, profile.mean_nats, profile.targets_nats, 100, 10, {})
-    assert "EMAD, quantile" in Rivals(evidence(profile)).families
-    assert "EMAD, quantile" not in Rivals(evidence(bare)).families
+    assert "EMAD, quantile" in Rivals(evidence(profile, model())).families
+    assert "EMAD, quantile" not in Rivals(evidence(bare, model())).families
 
 
 def test_points_are_chosen_on_validation_and_judged_on_evaluation(run: SimpleNamespace, sweeps: Rivals) -> None:
@@ -96,9 +124,11 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
         return losses.loss_table(trace, geometry, asked[-1])
 
     monkeypatch.setattr(rivals, "loss_table", counted)
-    fresh, point = Rivals(evidence(profile)), profile.point(0.0)
+    fresh, point = Rivals(evidence(profile, model())), profile.point(0.0)
     assert fresh.evaluated(point) is fresh.evaluated(point)
     assert asked == [[point]]
+    assert fresh.confident.evaluated(point) is fresh.confident.evaluated(point)
+    assert asked == [[point]] * 2, "on other text it is another loss"
 
 
 def test_both_sides_of_a_duel_save_enough_on_validation(sweeps: Rivals) -> None:
@@ -122,11 +152,14 @@ def test_a_duel_is_decided_by_documents_of_the_evaluation_split(sweeps: Rivals) 
 
 def test_the_table_has_the_best_of_each_family_that_saves_enough_by_level_and_quality(sweeps: Rivals) -> None:
     rows = sweeps.table((0.15, 0.30))
-    assert [(row["net reduction ≥ %"], row["perplexity"]) for row in rows] == sorted(
-        (row["net reduction ≥ %"], row["perplexity"]) for row in rows
+    finite = [row for row in rows if row["rise %"] is not None]
+    assert [(row["net reduction ≥ %"], row["rise %"]) for row in finite] == sorted(
+        (row["net reduction ≥ %"], row["rise %"]) for row in finite
     )
     assert len({(row["net reduction ≥ %"], row["family"]) for row in rows}) == len(rows)
     for row in rows:
+        if row["family"] not in sweeps.families:
+            continue
         table = sweeps.validated[row["family"]]
         enough = [loss for loss in table if loss.net_reduction >= row["net reduction ≥ %"]]
         best = min(enough, key=lambda loss: loss.perplexity).point
@@ -138,3 +171,51 @@ def test_the_table_has_the_best_of_each_family_that_saves_enough_by_level_and_qu
 def test_a_family_that_never_saves_so_much_has_no_row(sweeps: Rivals) -> None:
     assert sweeps.table((0.99,)) == []
     assert {row["net reduction ≥ %"] for row in sweeps.table()} == {0.15, 0.30, 0.45, 0.60}
+
+
+# ---------------------------------------------------------------- confidence rules of early exits
+
+
+def test_early_exits_stand_on_the_table_with_emad_on_the_same_windows(sweeps: Rivals) -> None:
+    rows, own = sweeps.table((0.15, 0.30)), set(sweeps.confident.families)
+    early = [row for row in rows if row["family"] in own]
+    assert own == {EMAD_BESIDE, *(f"early exit: {name}" for name in rivals.CONFIDENCES)}
+    assert {row["family"] for row in early} >= {
+        "early exit: softmax",
+        "early exit: JSD, fixed",
+        "early exit: saturation",
+    }
+    assert {row["windows"] for row in early} == {FIRST["evaluate"]}
+    assert {row["windows"] for row in rows if row["family"] not in own} == {SEQUENCES}
+    lost = [row for row in early if row["perplexity"] is None]
+    assert lost
+    assert all(row["chosen by"] == "accuracy" and 0 <= row["accuracy %"] <= 1 for row in lost)
+
+
+def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_the_first_evaluated(
+    run: SimpleNamespace, sweeps: Rivals
+) -> None:
+    rules = sweeps.confident
+    points = rules.families["early exit: JSD"]
+    for split, found in (("validate", rules.validation), ("evaluate", rules.evaluation)):
+        first = text(split, SEQUENCES)[: FIRST[split]]
+        assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
+    mine = take_trace(run.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
+    (expected,) = loss_table(mine, run.loaded.geometry, [points[8]])
+    assert rules.evaluated(points[8]).nll_nats.tolist() == expected.nll_nats.tolist()
+    assert rules.evaluated(full_depth(LAYERS)).perplexity_rise == 0.0
+    assert rules.validated["early exit: JSD"][8].nll_nats.shape == (2,)
+
+
+def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
+    found = Confident(evidence(profile, model(SMALLEST)))
+    assert set(found.refused) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
+    assert all("do not prune it" in reason for reason in found.refused.values())
+    assert "early exit: JSD, adaptive" in found.families
+    assert found.validated["early exit: softmax"]
+
+
+def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
+    for name, budget in BUDGETS.items():
+        assert 0 < WINDOWS[name]["validate"] <= budget.validate
+        assert 0 < WINDOWS[name]["evaluate"] <= budget.evaluate

@@ -13,6 +13,7 @@ from emad_ref.calibration.trace import (
     joined,
     lens_logits,
     padded,
+    shared_inputs,
     stream,
     take_trace,
     trace_batch,
@@ -156,6 +157,45 @@ def test_rows_belong_to_their_sequences(stepper):
     assert trace.prompts.tolist() == [0, 4, 0]
     assert trace.sequence.tolist() == [0] * 5 + [1] * 4 + [2]
     assert (len(trace), trace.layers, trace.sequences) == (10, LAYERS, 3)
+
+
+def test_answers_of_one_token_to_one_question_share_its_forward(stepper, monkeypatch):
+    """Only their targets differ: what is decided is the same position of the same row."""
+    question = sequence(12, 11).tokens
+    options = [TokenSequence(np.append(question, answer), 11) for answer in (3, 5, 8)]
+    ran = []
+    run = stepper.run
+    monkeypatch.setattr(stepper, "run", lambda hidden, *rest: ran.append(hidden.shape[:2]) or run(hidden, *rest))
+    trace = take_trace(stepper, [*options, sequence(12, 4, 1)])
+    assert set(ran) == {(2, 12)}, "one row for the options, one for the other sequence; last tokens are not run"
+    monkeypatch.undo()
+    alone = [take_trace(stepper, [option]) for option in options]
+    assert trace.target[:3].tolist() == [3, 5, 8]
+    assert np.abs(trace.nll_nats[:3] - np.concatenate([one.nll_nats for one in alone])).max() < ROUNDING
+    assert len({*trace.nll_nats[:3, -1].tolist()}) == 3
+
+
+def test_sources_tell_inputs_apart():
+    one, other = (TokenSequence(np.array([4, 5]), source=np.array([source])) for source in (7, 8))
+    assert len(shared_inputs([one, other, one])[0]) == 2
+    assert shared_inputs([one, other, one])[1].tolist() == [0, 1, 0]
+
+
+def test_a_batch_is_bounded_by_what_is_decided_too():
+    """Options that share a row still have logits of their own."""
+    options = [TokenSequence(np.append(np.arange(9), answer)) for answer in range(5)]
+    assert [len(batch) for batch in batched(options, 20)] == [2, 2, 1]
+
+
+def test_sequences_come_back_in_the_order_they_were_given(stepper):
+    """Like lengths run together, whatever the order they came in."""
+    lengths = [9, 3, 14, 3, 6]
+    sequences = [sequence(length, 1, number) for number, length in enumerate(lengths)]
+    trace = take_trace(stepper, sequences)
+    assert trace.lengths.tolist() == [length - 2 for length in lengths]
+    assert trace.target.tolist() == np.concatenate([s.tokens[2:] for s in sequences]).tolist()
+    apart = joined([trace_batch(stepper, [s]) for s in sequences])
+    assert np.abs(trace.nll_nats - apart.nll_nats).max() < ROUNDING
 
 
 def test_streamed_parts_join_to_the_whole(stepper):

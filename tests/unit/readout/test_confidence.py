@@ -174,6 +174,26 @@ def test_before_it_is_defined_the_jsd_score_adapts_by_the_readouts_own_response(
 
 
 @torch.inference_mode()
+def test_rows_together_are_shown_what_each_is_shown_alone(
+    stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
+) -> None:
+    """However many tokens the rows keep, and whether they keep equally many."""
+    point, together, apart = named[1], Work.none(LAYERS), Work.none(LAYERS)
+    whole = climb(watch_of(stepper, point), point, states, together)
+    for row in range(ROWS):
+        alone = climb(watch_of(stepper, point), point, {layer: h[[row]] for layer, h in states.items()}, apart)
+        for probe in point.probes:
+            mine, own = whole[probe], alone[probe]
+            assert torch.allclose(mine.signal[[row]], own.signal, atol=EXACT, rtol=0, equal_nan=True)
+            assert (mine.logits is None) == (own.logits is None)
+            if mine.logits is not None and own.logits is not None:
+                assert torch.equal(torch.isfinite(mine.logits[[row]]), torch.isfinite(own.logits))
+                assert torch.allclose(mine.logits[[row]], own.logits, atol=EXACT, rtol=0)
+            assert (None if mine.macs is None else mine.macs[row]) == (None if own.macs is None else own.macs[0])
+    assert together == apart, together.difference(apart)
+
+
+@torch.inference_mode()
 def test_rows_that_stop_take_what_is_remembered_of_them_along(
     stepper: Stepper, states: dict[int, torch.Tensor], named: tuple[str, OperatingPoint]
 ) -> None:

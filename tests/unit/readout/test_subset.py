@@ -12,13 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from emad_ref.meters.flops import flops
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.readout.subset import Candidates, adaptive_size, best, full_head, spread, subset_head
+from emad_ref.readout import subset
+from emad_ref.readout.subset import OwnHeads, Race, SharedHeads, adaptive_size, full_head
 from emad_ref.record import READOUTS, Work
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
-SIZES = (3, 40, VOCABULARY)
+SIZES = {"mixed": (3, VOCABULARY, 40), "some alike": (40, 3, 40), "alike": (7, 7, 7), "two": (2, 2, 2)}
 FAMILIES = ["gpt_neox", "phi", "gemma2", "opt_350m", "t5", "t5_v1_1"]
 
 
@@ -39,71 +40,118 @@ def hidden(stepper: Stepper) -> torch.Tensor:
     return torch.randn(3, stepper.geometry.hidden, generator=generator, dtype=torch.float64)
 
 
-def some_tokens() -> list[torch.Tensor]:
+def some_race(sizes: tuple[int, ...]) -> Race:
+    """Tokens drawn for each row; nothing is read of them yet."""
     generator = torch.Generator().manual_seed(1)
-    return [torch.randperm(VOCABULARY, generator=generator)[:size].sort().values for size in SIZES]
+    ids = torch.full((len(sizes), max(sizes)), VOCABULARY)
+    for row, size in enumerate(sizes):
+        ids[row, :size] = torch.randperm(VOCABULARY, generator=generator)[:size]
+    return Race(VOCABULARY, ids, sizes, {})
 
 
+@pytest.mark.parametrize("heads", [OwnHeads, SharedHeads])
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
 @torch.inference_mode()
-def test_each_rows_tokens_have_the_full_heads_logits(stepper: Stepper, hidden: torch.Tensor) -> None:
-    """1e-6: Gemma's and T5's norms take their mean in float32, over batches of another shape."""
-    whole = stepper.logits(hidden)
-    read = subset_head(stepper, hidden, some_tokens(), 2, Work.none(LAYERS))
-    for row, (logits, ids) in enumerate(zip(read, some_tokens(), strict=True)):
-        assert torch.allclose(logits, whole[row, ids], atol=1e-6, rtol=0)
+def test_each_rows_tokens_have_the_full_heads_logits(
+    stepper: Stepper, hidden: torch.Tensor, sizes: tuple[int, ...], heads: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many rows of W are gathered at a time. 1e-6: Gemma's and T5's norms take their mean in float32."""
+    whole, race = stepper.logits(hidden), some_race(sizes)
+    for most in (subset.GATHERED, 1):
+        monkeypatch.setattr(subset, "GATHERED", most)
+        read = race.read(heads(stepper), hidden, 2, Work.none(LAYERS))
+        for row, size in enumerate(sizes):
+            logits = read.logits[2][row]
+            assert torch.allclose(logits[:size], whole[row, race.ids[row, :size]], atol=1e-6, rtol=0)
+            assert (logits[size:] == -torch.inf).all()
 
 
-def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor) -> None:
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=list(SIZES))
+def test_pytorch_counts_what_is_charged(stepper: Stepper, hidden: torch.Tensor, sizes: tuple[int, ...]) -> None:
     """Rows of different sizes: no row pays for another's."""
-    work = Work.none(LAYERS)
+    work, race = Work.none(LAYERS), some_race(sizes)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        subset_head(stepper, hidden, some_tokens(), 2, work)
+        race.read(OwnHeads(stepper), hidden, 2, work)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[SUBSET].tolist() == [0, 3, 0, 0, 0, 0]
     assert work.readout_rows[FULL].sum() == 0
     width, states = stepper.geometry.embedding_width, stepper.geometry.hidden
-    assert work.readout_macs[SUBSET, 1] == sum(SIZES) * width + (3 * states * width if states != width else 0)
+    each = [size * width + (states * width if states != width else 0) for size in sizes]
+    assert race.macs(stepper.geometry).tolist() == each
+    assert work.readout_macs[SUBSET, 1] == sum(each)
+
+
+def test_what_is_picked_from_a_shared_head_is_charged_as_if_gathered(stepper: Stepper, hidden: torch.Tensor) -> None:
+    race, one, other = some_race(SIZES["mixed"]), Work.none(LAYERS), Work.none(LAYERS)
+    with torch.inference_mode():
+        race.read(OwnHeads(stepper), hidden, 2, one)
+        race.read(SharedHeads(stepper), hidden, 2, other)
+    assert one == other
 
 
 def test_a_full_head_is_charged_as_one(stepper: Stepper, hidden: torch.Tensor) -> None:
     work = Work.none(LAYERS)
     with torch.inference_mode(), FlopCounterMode(display=False) as counter:
-        logits = full_head(stepper, hidden[:, None], 4, work)
+        logits = full_head(OwnHeads(stepper), hidden[:, None], 4, work)
     assert logits.shape == (3, 1, VOCABULARY)
     assert flops(work, stepper.geometry).total == counter.get_total_flops() > 0
     assert work.readout_rows[FULL].tolist() == [0, 0, 0, 3, 0, 0]
 
 
+def held(race: Race, row: int) -> dict[int, list[float]]:
+    """id → logits by layer, of one row."""
+    size, layers = race.sizes[row], sorted(race.logits)
+    return {
+        token: [float(race.logits[layer][row, place]) for layer in layers]
+        for place, token in enumerate(race.ids[row, :size].tolist())
+    }
+
+
+Z = torch.tensor([[0.0, -1.0, 5.0, 3.0, 4.0, -2.0], [9.0, 8.0, 7.0, 6.0, 5.0, 4.0]])
+
+
 def test_the_best_are_best_by_logit_not_by_id() -> None:
     """An earlier implementation sorted ids after the choice and cut then: it kept the lowest ids."""
-    logits = torch.tensor([0.0, -1.0, 5.0, 3.0, 4.0, -2.0])
-    assert best(logits, 3).tolist() == [2, 3, 4]
-    assert best(logits, 2).tolist() == [2, 4]
-    assert best(logits, 6).tolist() == best(logits, 99).tolist() == list(range(6))
+    race = Race.of_all(2, Z)
+    assert [set(held(race.narrowed((3, 3)), row)) for row in (0, 1)] == [{2, 3, 4}, {0, 1, 2}]
+    assert [set(held(race.narrowed((2, 4)), row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2, 3}]
 
 
 def test_narrowing_is_nested_and_goes_by_the_deepest_layer() -> None:
-    first = Candidates(torch.arange(6), {2: torch.tensor([0.0, 1.0, 5.0, 3.0, 4.0, 2.0])})
-    second = first.narrowed(4)
-    assert second.ids.tolist() == [2, 3, 4, 5]
-    assert second.logits[2].tolist() == [5.0, 3.0, 4.0, 2.0]
-    third = second.read(3, torch.tensor([-1.0, 7.0, 8.0, 9.0])).narrowed(2)
-    assert third.ids.tolist() == [4, 5]
-    assert {layer: z.tolist() for layer, z in third.logits.items()} == {2: [4.0, 2.0], 3: [8.0, 9.0]}
-    assert third.narrowed(5) is third, "what was pruned is not read again"
+    second = Race.of_all(2, Z).narrowed((4, 3))
+    assert held(second, 0) == {2: [5.0], 4: [4.0], 3: [3.0], 0: [0.0]}
+    read = torch.tensor([[7.0, -3.0, 8.0, 9.0], [1.0, 3.0, 2.0, -torch.inf]])
+    third = replace(second, logits={**second.logits, 3: read}).narrowed((2, 2))
+    assert held(third, 0) == {0: [0.0, 9.0], 3: [3.0, 8.0]}
+    assert held(third, 1) == {1: [8.0, 3.0], 2: [7.0, 2.0]}
+    assert third.narrowed((5, 5)) is third, "what was pruned is not read again"
+
+
+def test_a_row_that_has_fewer_keeps_them_while_another_is_narrowed() -> None:
+    race = Race.of_all(2, Z).narrowed((2, 6)).narrowed((4, 3))
+    assert race.sizes == (2, 3)
+    assert [set(held(race, row)) for row in (0, 1)] == [{2, 4}, {0, 1, 2}]
+    assert race.ids[0, 2] == 6, "beyond a row's own there is no token"
+    assert race.logits[2][0, 2] == -torch.inf
 
 
 def test_narrowing_to_everything_changes_nothing() -> None:
-    row = Candidates(torch.arange(6), {2: torch.randn(6, generator=torch.Generator().manual_seed(0))})
-    assert row.narrowed(6) is row.narrowed(10) is row
-    assert replace(row).narrowed(5).ids.tolist() != row.ids.tolist()
+    race = Race.of_all(2, Z)
+    assert race.narrowed((6, 6)) is race.narrowed((10, 6)) is race
+
+
+def test_rows_that_go_on_take_no_more_room_than_they_need() -> None:
+    race = Race.of_all(2, Z).narrowed((2, 6)).keep(torch.tensor([0]))
+    assert race.ids.shape == race.logits[2].shape == (1, 2)
+    assert held(race, 0) == {2: [5.0], 4: [4.0]}
 
 
 def test_emitted_ids_are_those_of_the_full_vocabulary() -> None:
-    whole = spread(torch.tensor([1.5, -0.5]), torch.tensor([7, 2]), 9)
-    assert whole.tolist() == [-np.inf, -np.inf, -0.5, -np.inf, -np.inf, -np.inf, -np.inf, 1.5, -np.inf]
-    assert int(whole.argmax()) == 7
-    assert float(torch.softmax(whole, 0)[[7, 2]].sum()) == pytest.approx(1)
+    race = Race.of_all(2, Z).narrowed((2, 3))
+    whole = race.spread(torch.tensor([[1.5, -0.5, -torch.inf], [3.0, 2.0, 1.0]]))
+    no = -np.inf
+    assert whole.tolist() == [[no, no, 1.5, no, -0.5, no], [3.0, 2.0, 1.0, no, no, no]]
+    assert whole.argmax(dim=1).tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(("confidence", "k"), [(0.0, 32128), (0.5, 17670), (0.9, 6104), (1.0, 3212)])

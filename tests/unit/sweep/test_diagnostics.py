@@ -10,7 +10,7 @@ import pytest
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
-from emad_ref.sweep.diagnostics import above_cap, agreement_auroc, agreement_rate, collapse, echo_rate
+from emad_ref.sweep.diagnostics import above_cap, agreement_auroc, agreement_rate, along, collapse, echo_rate
 
 LAYERS = 4
 POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (1, 2), ((0.5, 0.5),))
@@ -83,6 +83,20 @@ def test_above_cap_asks_about_the_rule_and_not_about_the_points_schedule(falling
 
 def test_a_rule_that_never_fires_leaves_nothing_above_its_cap(falling):
     assert above_cap(falling, replace(POINT, thresholds=((-1.0, -1.0),))).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
+def test_along_a_text_depth_is_told_in_doublings_of_the_position(falling, schedule):
+    found = along(falling, replace(POINT, schedule=schedule))
+    assert [(part.first, part.last, part.tokens) for part in found] == [(1, 1, 2), (2, 2, 2), (3, 4, 2)]
+    assert [(part.depth, part.free_depth) for part in found] == [(3.0, 3.0), (1.0, 1.0), (1.0, 3.0)]
+    assert [part.entropy_nats for part in found] == pytest.approx([1.0, 0.1, 1.0])
+
+
+def test_doublings_that_hold_no_token_are_left_out(falling):
+    """Prompts shift every position: those decided here are the 8th to the 11th, and the 8th and 9th."""
+    found = along(replace(falling, position=falling.position + 7), POINT)
+    assert [(part.first, part.last, part.tokens) for part in found] == [(5, 8, 2), (9, 16, 4)]
 
 
 def test_collapse_is_the_median_of_tokens_before_the_first_probe(falling):

@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from emad_ref.errors import BadArgument
 from emad_ref.sweep.grids import (
     CHUNKS,
+    DOUBTS,
     chunked,
+    early_exits,
     emad_margins,
     fixed_entropies,
     positional,
@@ -47,6 +51,36 @@ def test_truncations_cover_every_depth_below_full():
 
 def test_responses_run_from_nothing_exits_to_everything_does():
     assert [point.thresholds[0][0] for point in responses(4, (1, 2), 3)] == [1.0, 0.5, 0.0]
+
+
+@pytest.mark.parametrize("pruning", ["none", "fixed", "decaying", "adaptive"])
+@pytest.mark.parametrize("signal", ["softmax_response", "jsd_contrast"])
+def test_confidence_rules_run_from_leaving_where_they_may_to_the_last_float_below_certainty(signal, pruning):
+    points = early_exits(signal, 12, 512, 4, pruning)
+    levels = [max(level for level in point.thresholds[0] if level < math.inf) for point in points]
+    assert levels == sorted(levels)
+    assert len(set(np.float32(levels).tolist())) == len(levels) == len(DOUBTS)
+    assert (levels[0], levels[4]) == (0.0, 0.9), "everything leaves; the paper's threshold"
+    assert np.float32(levels[-1]) < 1
+    assert {point.schedule for point in points} == {"monotone"}
+    assert len({point.name for point in points}) == len(points)
+    assert [point.name.partition("λ=")[2] for point in points][::4][:4] == ["0", "0.9", "1−0.01", "1−0.001"]
+
+
+def test_points_of_different_rules_have_different_names():
+    sweeps = [
+        ("softmax_response", "none"),
+        ("softmax_response", "fixed"),
+        ("saturation", "none"),
+        ("jsd_contrast", "none"),
+    ]
+    names = [point.name for signal, pruning in sweeps for point in early_exits(signal, 12, 512, 4, pruning)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_vocabulary_too_small_to_prune_has_no_sweep():
+    with pytest.raises(BadArgument, match="do not prune it"):
+        early_exits("softmax_response", 12, 50, 4, "fixed")
 
 
 def test_chunks_ask_the_emad_rule_of_each_margin_at_every_length():

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.calibration.rules import Rule, RuleColumns
 from emad_ref.calibration.trace import Trace
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
+from emad_ref.sweep.grids import early_exits
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
 
@@ -59,6 +61,40 @@ def test_depths_are_described_by_their_mean_percentiles_and_shares(trace):
     assert row.mean_depth == pytest.approx(np.mean(DEPTHS))
     assert (row.depth_p50, row.depth_p90) == (np.percentile(DEPTHS, 50), np.percentile(DEPTHS, 90))
     assert row.depth_shares == {2: 0.4, 4: 0.4, 6: 0.2}
+
+
+def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
+    """Layer 4 tells 7 of every position, layers 2 and 6 tell what comes next but at the last position."""
+    told = np.full((5, LAYERS), 7, dtype=np.int32)
+    told[:4, [1, 5]] = trace.target[:4, None]
+    (row,) = loss_table(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
+    assert row.accuracy == pytest.approx(2 / 5), "positions 0 and 4, at layers 6 and 2"
+    assert row.accuracy_lost == pytest.approx(4 / 5 - 2 / 5)
+
+
+def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
+    """What it emits and what that cost is the rule's own: k = 3 of 101 tokens after the minimum layer 2."""
+    (first, *_), layers = early_exits("softmax_response", LAYERS, 258, 2, "fixed"), np.arange(1, LAYERS + 1)
+    assert first.probes == (2, 3, 4, 5)
+    columns = RuleColumns.unread(trace.nll_nats, trace.top1)
+    columns.signal[:, 2] = 1.0  # leaves after layer 3
+    columns.nll_nats[:, 2] = [0.5, 0.5, np.inf, 0.5, 0.5]
+    columns.top1[:, 2] = [0, 1, 9, 9, 9]
+    columns.macs[:, 2] = [30, 30, 30, 30, 50]
+    columns.heads[0], columns.heads[-1] = layers == 2, layers == 3
+    columns.shows[[1, 2]] = True
+    traced = replace(trace, rules={Rule.of(first): columns})
+    (row,) = loss_table(traced, GEOMETRY, [replace(first, thresholds=((0.5,) * 4,))])
+    assert row.depth_shares == {3: 1.0}
+    assert (row.perplexity, row.perplexity_rise) == (np.inf, np.inf)
+    assert (row.nll_nats == [np.inf, 1.0]).all()
+    assert row.accuracy == pytest.approx(2 / 5)
+    work, full = Work.none(LAYERS), work_by_hand([LAYERS] * 5, [[LAYERS]] * 5)
+    for position in [0, 1, 2, 4, 5]:
+        work.tokens[:3] += 1
+        work.context[:3] += position + 1
+    work.readout_rows[0, 1], work.readout_rows[-1, 2], work.readout_macs[-1, 2] = 5, 5, 170
+    assert row.net_reduction == pytest.approx(1 - flops(work, GEOMETRY).total / full.total)
 
 
 def work_by_hand(depths, reads):

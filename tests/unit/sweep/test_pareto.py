@@ -13,7 +13,7 @@ from emad_ref.sweep.pareto import LEVELS, Duel, at_points, duels, front
 
 
 def row(net: float, perplexity: float, depth: int = 1) -> Loss:
-    return Loss(truncated(99, depth), 0.0, 0.0, 0.0, {}, net, net, np.zeros(1), perplexity, 0.0)
+    return Loss(truncated(99, depth), 0.0, 0.0, 0.0, {}, net, net, np.zeros(1), perplexity, 0.0, 0.5, 0.0)
 
 
 def pairs(table):
