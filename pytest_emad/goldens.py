@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from emad_ref.errors import EmadError
+from emad_ref.report.writing import write_atomically
 from emad_ref.verdict.claims import OUTCOMES
 
 INDEX = "index.json"
@@ -37,19 +36,6 @@ def shipped() -> Path | None:
     """The packaged folder if there is one, else the checkout's; None if neither exists."""
     package = Path(__file__).resolve().parent
     return next((folder for folder in (package / "golden", package.parent / "golden") if folder.is_dir()), None)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write beside ``path`` and rename, so that a reader sees the old file or the new one, never half of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # mkstemp makes files private; reports and goldens are meant to be read by others
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ which a single NumPy scalar would kill. A test fails on a verdict when
 from __future__ import annotations
 
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +22,9 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Unsupported
+from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
-from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict, write_atomically
+from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
 from pytest_emad.options import Settings
 
 CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
@@ -155,7 +155,7 @@ class Recorder:
             self.not_applicable(claim, model, str(refusal) or "the decoder does not support this request")
 
     def point(self, values: Mapping[str, Any]) -> None:
-        """Record an operating point for the summary; keys as ``emad_ref.report.tables.points_table`` reads them.
+        """Record an operating point for the summary; keys as ``emad_ref.report.tables.point_rows`` reads them.
 
         Raises:
             BadArgument: no ``model`` or ``name``; or a value JSON cannot hold, NaN and infinity included.
@@ -171,11 +171,15 @@ class Recorder:
             raise BadArgument("model['name']", facts.get("name"), "the name it is reported under")
         self._add(MODEL, dict(facts))
 
-    def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def table(self, title: str, model: str, rows: Sequence[Mapping[str, Any]], figure: str = "") -> None:
         """Record a table for the summary and ``report.json``: ``rows`` share their keys, which are its columns.
 
+        Args:
+            figure: a name of ``emad_ref.report.figures.FIGURES`` that shows these rows; whoever writes the report draws
+                it from them, in this run or later. "": none.
+
         Raises:
-            BadArgument: no rows, rows with different keys, or a value JSON cannot hold.
+            BadArgument: no rows, rows with different keys, a value JSON cannot hold, rows the figure cannot draw.
         """
         if not rows:
             raise BadArgument(
@@ -184,26 +188,10 @@ class Recorder:
         columns = list(rows[0])
         if any(list(row) != columns for row in rows):
             raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
-        self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]})
-
-    def figure(self, name: str, model: str, draw: Callable[[], str]) -> None:
-        """Draw an SVG into ``--emad-report DIR``; without that option nothing is drawn. A note says what was written.
-
-        Args:
-            name: of the file, after the model's.
-            draw: makes the file's text; ``PlotsMissing`` becomes a note, for a table holds the same rows.
-        """
-        if self._settings.report is None:
-            return
-        from emad_ref.report.plots import PlotsMissing
-
-        path = self._settings.report / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', model)}-{name}.svg"
-        try:
-            write_atomically(path, draw())
-        except PlotsMissing as missing:
-            self.note(f"{model}: no figure {name!r}: {missing}")
-        else:
-            self.note(f"{model}: figure {path.name} in the report folder")
+        drawn = {"figure": figure} if figure else {}
+        if figure:
+            require_drawable(figure, rows)
+        self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
 
     def note(self, text: str) -> None:
         """Record a sentence that the reader of the summary needs."""

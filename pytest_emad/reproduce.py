@@ -6,8 +6,9 @@ Each model is judged by a pytest of its own, so that one that cannot be loaded t
 was written for the same version, budget and options is not judged again: an interrupted command goes on where it was.
 A falsified claim is a result, not a failure of the command; what could not run is.
 
-    DIR/<model>/report.json   as every run writes it           DIR/<model>/log.txt   what the run said
-    DIR/summary.json          all models' claims, statuses     DIR/summary.txt       the claims as one table
+    DIR/<model>/report.json   as every run writes it, with its pages   DIR/<model>/log.txt   what the run said
+    DIR/summary.json          all models' claims, statuses             DIR/summary.txt       the claims as one table
+    DIR/index.html            one page over all models, beside it report.md and the figures
 
 Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some model could not be judged.
 """
@@ -24,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref import __version__
-from pytest_emad.goldens import write_atomically
+from emad_ref.report.reading import BadReport, Report, read_report
+from emad_ref.report.writing import write_atomically
 from pytest_emad.options import BUDGETS
-from pytest_emad.results import REPORT
 
 DONE = "done.json"
 JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
@@ -63,7 +64,7 @@ def judge(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     mark, wanted = folder / DONE, identity(model, chosen)
     if mark.is_file():
         done = json.loads(mark.read_text(encoding="utf-8"))
-        if done.get("identity") == wanted and (folder / REPORT).is_file():
+        if done.get("identity") == wanted and is_readable(folder):
             print(f"{model}: judged before, status {done['status']}", flush=True)
             return int(done["status"])
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,13 +78,18 @@ def judge(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     return status
 
 
-def summary(statuses: Mapping[str, int], out: Path) -> dict[str, Any]:
+def is_readable(folder: Path) -> bool:
+    """Whether the folder holds a report: one that was lost or damaged since says nothing about its model."""
+    try:
+        read_report(folder)
+    except BadReport:
+        return False
+    return True
+
+
+def summary(statuses: Mapping[str, int], reports: Sequence[Report]) -> dict[str, Any]:
     """Claims of every model that has a report, and the status of each run."""
-    claims = []
-    for model, status in statuses.items():
-        if status in JUDGED:
-            report = json.loads((out / folder_name(model) / REPORT).read_text(encoding="utf-8"))
-            claims += report["claims"]
+    claims = [claim for report in reports for claim in report["claims"]]
     return {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
 
 
@@ -101,14 +107,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     statuses = {
         model: judge(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
     }
+    from emad_ref.report.folder import write_pages
     from emad_ref.report.tables import claims_table
 
-    found = summary(statuses, chosen.out)
+    reports = [read_report(chosen.out / folder_name(model)) for model, status in statuses.items() if status in JUDGED]
+    found = summary(statuses, reports)
     write_atomically(chosen.out / "summary.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
     text = claims_table(found["claims"])
     failed = [f"{model}: status {status}, see log.txt" for model, status in statuses.items() if status not in JUDGED]
     write_atomically(chosen.out / "summary.txt", "\n".join([text, *failed]) + "\n")
     print("\n".join([text, *failed]))
+    if reports:
+        print(f"{chosen.out}: {write_pages(reports, chosen.out)}")
     return 4 if failed else max(statuses.values())
 
 

@@ -1,7 +1,8 @@
 """All records of a run, gathered on the one process that reports: the controller under xdist.
 
-``Results.take`` reads them from test reports; ``report`` lays them out as ``report.json``; ``failures`` says why a run
-must fail although each of its tests may have passed.
+``Results.take`` reads them from test reports; ``report`` lays them out as ``report.json``; ``write`` puts that into the
+report folder with everything that shows it; ``failures`` says why a run must fail although each of its tests may have
+passed.
 """
 
 from __future__ import annotations
@@ -10,19 +11,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_emad.goldens import write_atomically
+from emad_ref.report.reading import REPORT, SCHEMA
+from emad_ref.report.writing import write_atomically
 from pytest_emad.options import Settings
 from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, UNDECIDED, read_properties
 
-SCHEMA = 1
-REPORT = "report.json"
+if TYPE_CHECKING:
+    from emad_ref.report.folder import Written
 
 
 @dataclass
 class Results:
-    """Lists in the order in which the tests finished."""
+    """Lists in the order in which the tests finished; ``pages``: what shows them, once written."""
 
     claims: list[dict[str, Any]] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
@@ -32,6 +34,7 @@ class Results:
     known: list[dict[str, Any]] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
     torch_threads: int | None = None
+    pages: Written | None = None
 
     def __bool__(self) -> bool:
         return any((self.claims, self.points, self.notes, self.models, self.goldens, self.known, self.tables))
@@ -87,7 +90,7 @@ class Results:
         return any(entry["expected"] is not None for entry in self.known)
 
     def report(self, settings: Settings, provenance: dict[str, Any]) -> dict[str, Any]:
-        """``report.json`` as data, schema version 1. Models nothing was recorded about are listed by name."""
+        """``report.json`` as data (``report.reading``). Models nothing was recorded about are listed by name."""
         described = {facts["name"] for facts in self.models}
         bare = [{"name": name} for name in settings.models if name not in described]
         threads = provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
@@ -104,9 +107,10 @@ class Results:
         }
 
     def write(self, folder: Path, settings: Settings, provenance: dict[str, Any]) -> Path:
-        """Write ``report.json`` into ``folder``, whole or not at all. Raises OSError."""
-        path = folder / REPORT
-        write_atomically(
-            path, json.dumps(self.report(settings, provenance), indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        )
+        """Write ``report.json`` into ``folder``, then what shows it, each file whole or not at all. Raises OSError."""
+        from emad_ref.report.folder import write_pages  # tabulate: not at the start of every run
+
+        path, report = folder / REPORT, self.report(settings, provenance)
+        write_atomically(path, json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        self.pages = write_pages([report], folder)
         return path

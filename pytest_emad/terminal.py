@@ -48,5 +48,7 @@ def write_summary(terminal: pytest.TerminalReporter, results: Results, failures:
             terminal.line(text)
     if report is not None:
         terminal.line(f"emad: report written to {report}")
+    if results.pages is not None:
+        terminal.line(f"emad: beside it {results.pages}")
     for failure in failures:
         terminal.line(f"emad: FAILED: {failure}", red=True)

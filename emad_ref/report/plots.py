@@ -1,51 +1,119 @@
-"""Figures from the rows that reports hold, as SVG: nothing is computed here that a table does not show.
+"""From the rows of a recorded table to an SVG file's text: nothing is drawn that a table does not show.
 
-matplotlib (extra ``report``) is imported when a figure is drawn; the same rows give the same text.
+``figures.FIGURES`` says what there is to draw; here rows are checked, the canvas is made and the text is written, the
+same for the same rows, whatever the reader's own settings of matplotlib are. matplotlib (extra ``report``) is imported
+when a figure is drawn.
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
-from typing import Any
+import re
+import textwrap
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.report.figures import FIGURES
 
-MARKS = "os^vDP*X<>"  # one per family: a printed page has no colours
-SAVED, RISE = "net reduction %", "rise %"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+TITLE_WIDTH = 90  # letters
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "emad",  # else ids are drawn at random
+    "svg.fonttype": "none",  # text stays text: it can be searched, and read aloud
+    "text.parse_math": False,  # a $ in a model's name is a $
+    "text.usetex": False,
+}
 
 
 class PlotsMissing(EmadError):
     """matplotlib is not installed."""
 
 
-def pareto(rows: Sequence[Mapping[str, Any]], title: str) -> str:
-    """Rise of perplexity over net FLOPs saved, one line per family; an SVG file's text.
+class NothingToDraw(EmadError):
+    """Every row lacks a number that the figure needs."""
 
-    ``rows``: ``family``, ``net reduction %`` and ``rise %`` as fractions, as ``rivals`` puts them on record. The rise
-    has a symmetric logarithmic axis, linear below 1 %: families differ by orders of magnitude.
+
+def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Check that ``figure`` can draw ``rows``: its columns are there and hold what it draws.
 
     Raises:
-        BadArgument: no rows.
-        PlotsMissing: the extra ``report`` is not installed.
+        BadArgument: an unknown figure, no rows, a column that is missing, a value of another kind.
     """
+    if figure not in FIGURES:
+        raise BadArgument("figure", figure, f"one of {', '.join(FIGURES)}")
     if not rows:
         raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
+    drawing = FIGURES[figure]
+    for column in (*drawing.texts, *drawing.numbers, *drawing.gaps):
+        for number, row in enumerate(rows):
+            if column not in row:
+                raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
+            value = row[column]
+            if column in drawing.texts and not isinstance(value, str):
+                raise BadArgument(f"row {number}: {column}", value, "a text")
+            if column not in drawing.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):
+                raise BadArgument(f"row {number}: {column}", value, "a number or None")
+
+
+def draw(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> str:
+    """An SVG file's text. Rows that lack a number are left out, and the figure says how many.
+
+    Args:
+        figure: a name of ``FIGURES``, whose entry says which columns it needs.
+        rows: of one recorded table.
+        title: above the figure.
+
+    Raises:
+        BadArgument: as ``require_drawable``.
+        NothingToDraw: every row lacks a number.
+        PlotsMissing: the extra ``report`` is not installed.
+    """
+    with drawn(figure, rows, title) as canvas:
+        file = io.BytesIO()
+        canvas.savefig(file, format="svg", metadata={"Date": None})
+    return file.getvalue().decode()
+
+
+@contextmanager
+def drawn(figure: str, rows: Sequence[Mapping[str, Any]], title: str) -> Iterator[Figure]:
+    """The figure as matplotlib holds it, for as long as its style is in force; raises as ``draw`` does."""
+    require_drawable(figure, rows)
+    drawing = FIGURES[figure]
+    complete = [row for row in rows if all(row[column] is not None for column in drawing.numbers)]
+    if not complete:
+        lacking = [column for column in drawing.numbers if all(row[column] is None for row in rows)]
+        raise NothingToDraw(f"no row has {' and '.join(lacking or drawing.numbers)}")
     try:
         from matplotlib import rc_context
         from matplotlib.figure import Figure  # no pyplot: no global state, no window
     except ImportError as error:
-        raise PlotsMissing(f"a figure was asked for, but {error}; pip install 'pytest-emad[report]'") from error
-    with rc_context({"svg.hashsalt": "emad", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
-        axes = figure.add_subplot()
-        for number, family in enumerate(dict.fromkeys(row["family"] for row in rows)):
-            points = sorted((100 * row[SAVED], 100 * row[RISE]) for row in rows if row["family"] == family)
-            axes.plot(*zip(*points, strict=True), marker=MARKS[number % len(MARKS)], label=family)
-        axes.set_yscale("symlog", linthresh=1.0)
-        axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
-        axes.set(xlabel="net FLOPs saved, %", ylabel="rise of perplexity, %", title=title)
-        axes.legend(fontsize="small")
-        file = io.BytesIO()
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    return file.getvalue().decode()
+        raise PlotsMissing(f"{error}; pip install 'pytest-emad[report]'") from error
+    with rc_context(), warnings.catch_warnings():
+        _plain_style()
+        # the reader's machine sets the text: whether its letters are in a font of this one does not matter
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
+        canvas = Figure(figsize=drawing.size(complete), layout="constrained")
+        drawing.paint(canvas, [_printable(row) for row in complete])
+        absent = len(rows) - len(complete)
+        left_out = f"\n({absent} of {len(rows)} rows lack a number and are not drawn)" if absent else ""
+        wrapped = textwrap.fill(NOT_XML.sub("\ufffd", title), TITLE_WIDTH)
+        canvas.suptitle(wrapped + left_out, fontsize="medium")
+        yield canvas
+
+
+def _plain_style() -> None:
+    import matplotlib
+
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(STYLE)
+
+
+def _printable(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Letters that XML cannot hold would leave a file that nobody can open."""
+    return {key: NOT_XML.sub("\ufffd", value) if isinstance(value, str) else value for key, value in row.items()}

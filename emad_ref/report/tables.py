@@ -1,23 +1,37 @@
-"""The two tables of a run: operating points and claims, as plain text.
+"""The tables of a run: operating points, claims and their legs, and whatever else suites put on record.
 
-Both take the JSON-able dictionaries of ``report.json``, so that terminal and report cannot tell different stories. A
-value that is absent shows as "–", never as zero. A falsified claim is one more row, set like every other.
+All take the JSON-able dictionaries of ``report.json`` and give rows of ``Cell``: a text beside the value that it shows.
+Terminal, Markdown and HTML set the same rows, so that they cannot tell different stories. A value that is absent shows
+as "–", never as zero. A falsified claim is one more row, set like every other.
 """
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tabulate import tabulate
 
 ABSENT = "–"
-REASON_WIDTH = 44  # keeps the claims table within about 150 columns
+UNDECIDED = ("not applicable", "unmeasured")
+WIDTHS = {"claim": 16, "unit": 20, "reason": 44}  # keeps the claims table of the terminal within about 150 columns
 
 
-def points_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """One line per operating point; an empty string for none.
+@dataclass(frozen=True)
+class Cell:
+    """``text`` as shown, lines apart by newlines; ``value`` of ``report.json``, None where it is the text or absent."""
+
+    text: str
+    value: Any = None
+
+
+Row = dict[str, Cell]
+
+
+def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per operating point.
 
     Keys, all optional but ``name``: ``model``, ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
     ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a timed request, its prompt included),
@@ -25,74 +39,125 @@ def points_table(points: Sequence[Mapping[str, Any]]) -> str:
     (task → [reference, candidate]), ``time_ratio`` (batch size → full depth / adaptive).
     The model has a column where there are several.
     """
-    if not points:
-        return ""
     several = len({point.get("model") for point in points}) > 1
-    rows = []
-    for point in points:
-        model = {"model": point.get("model") or ABSENT} if several else {}
-        rows.append(
-            model
-            | {
-                "point": str(point["name"]),
-                "depth": _number(point.get("mean_depth"), ".2f"),
-                "P50/P90": f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",
-                "FLOPs gross": _saved(point.get("gross_reduction")),
-                "net": _saved(point.get("net_reduction")),
-                "end to end": _saved(point.get("end_to_end_reduction")),
-                "perplexity": _perplexity(point),
-                "rise [95 %]": _rise(point),
-                "accuracy": _accuracies(point.get("accuracy")),
-                "speed": _speeds(point.get("time_ratio")),
-            }
-        )
-    table: str = tabulate(rows, headers="keys", disable_numparse=True)
-    return table
+    return [
+        ({"model": Cell(point.get("model") or ABSENT)} if several else {})
+        | {
+            "point": Cell(str(point["name"])),
+            "depth": Cell(_number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
+            "P50/P90": Cell(
+                f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",
+                [point.get("depth_p50"), point.get("depth_p90")],
+            ),
+            "FLOPs gross": Cell(_saved(point.get("gross_reduction")), point.get("gross_reduction")),
+            "net": Cell(_saved(point.get("net_reduction")), point.get("net_reduction")),
+            "end to end": Cell(_saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")),
+            "perplexity": Cell(_perplexity(point), [point.get("perplexity_reference"), point.get("perplexity")]),
+            "rise [95 %]": Cell(_rise(point), [point.get("perplexity_rise"), point.get("interval")]),
+            "accuracy": Cell(_accuracies(point.get("accuracy")), point.get("accuracy")),
+            "speed": Cell(_speeds(point.get("time_ratio")), point.get("time_ratio")),
+        }
+        for point in points
+    ]
 
 
-def claims_table(claims: Sequence[Mapping[str, Any]]) -> str:
-    """One line per verdict (``Verdict.to_json()``); an empty string for none. The model shows where there are several.
+def claim_rows(claims: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per verdict (``Verdict.to_json()``). The model shows where there are several.
 
     A ``*`` after the id marks a row that gates.
     """
-    if not claims:
-        return ""
     several = len({claim["model"] for claim in claims}) > 1
-    rows = []
-    for claim in claims:
-        model = {"model": claim["model"]} if several else {}
-        rows.append(
-            {"claim": claim["id"] + ("*" if claim["gate"] else "")}
-            | model
-            | {
-                "verdict": claim["verdict"],
-                "estimate": _value(claim["estimate"], claim["unit"]),
-                "[95 %]": _interval(claim["interval"], claim["unit"]),
-                "n": f"{claim['n']:,}" if claim["n"] else ABSENT,
-                "threshold": _value(claim["threshold"], claim["unit"]),
-                "unit": textwrap.fill(claim["unit"], 20),
-                "reason": textwrap.fill(claim["reason"], REASON_WIDTH),
-            }
-        )
-    table: str = tabulate(rows, headers="keys", disable_numparse=True)
-    return table
+    return [
+        {"claim": Cell(claim["id"] + ("*" if claim["gate"] else ""))}
+        | ({"model": Cell(claim["model"])} if several else {})
+        | {"verdict": Cell(claim["verdict"])}
+        | _answer(claim)
+        for claim in claims
+    ]
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """One row per leg of a verdict (``Leg.to_json()``), with its unadjusted one-sided p-values."""
+    return [
+        {"leg": Cell(leg["name"]), "outcome": Cell(leg["outcome"])}
+        | _answer(leg)
+        | {f"p {side}": Cell(_number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"]) for side in ("falsify", "survive")}
+        for leg in legs
+    ]
+
+
+def _answer(found: Mapping[str, Any]) -> Row:
+    """What verdicts and legs have in common."""
+    unit = found["unit"]
+    return {
+        "estimate": Cell(_value(found["estimate"], unit), found["estimate"]),
+        "[95 %]": Cell(_interval(found["interval"], unit), found["interval"]),
+        "n": Cell(f"{found['n']:,}" if found["n"] else ABSENT, found["n"]),
+        "threshold": Cell(_value(found["threshold"], unit), found["threshold"]),
+        "unit": Cell(unit),
+        "reason": Cell(found["reason"]),
+    }
+
+
+def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Rows that share their keys, as they stand; floats to four digits, a key that ends in " %" is a share in percent.
 
     Columns named "interval" hold [low, high].
     """
+    return [{key: _cell(key, value) for key, value in row.items()} for row in rows]
+
+
+def text_table(rows: Sequence[Row]) -> str:
+    """Rows for a terminal, long columns wrapped; an empty string for none."""
     if not rows:
         return ""
-    text = [{key: _cell(key, value) for key, value in row.items()} for row in rows]
+    text = [
+        {key: _filled(cell.text, WIDTHS[key]) if key in WIDTHS else cell.text for key, cell in row.items()}
+        for row in rows
+    ]
     table: str = tabulate(text, headers="keys", disable_numparse=True)
     return table
 
 
-def _cell(key: str, value: Any) -> str:
+def points_table(points: Sequence[Mapping[str, Any]]) -> str:
+    """``point_rows`` for a terminal; an empty string for none."""
+    return text_table(point_rows(points))
+
+
+def claims_table(claims: Sequence[Mapping[str, Any]]) -> str:
+    """``claim_rows`` for a terminal, where undecided ones that share a reason share a row; an empty string for none."""
+    return text_table(claim_rows(_folded(claims)))
+
+
+def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """``plain_rows`` for a terminal; an empty string for none."""
+    return text_table(plain_rows(rows))
+
+
+def _folded(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Claims as given, but those of one model that do not gate and are undecided for one reason under joined ids."""
+    groups: dict[object, list[Mapping[str, Any]]] = {}
+    for number, claim in enumerate(claims):
+        alone = claim["gate"] or claim["verdict"] not in UNDECIDED
+        groups.setdefault(number if alone else (claim["model"], claim["verdict"], claim["reason"]), []).append(claim)
+    return [
+        group[0] if len(group) == 1 else {**group[0], "id": ", ".join(claim["id"] for claim in group), "unit": ABSENT}
+        for group in groups.values()
+    ]
+
+
+def _filled(text: str, width: int) -> str:
+    return textwrap.fill(text, width, break_on_hyphens=False)  # a claim's id stays in one piece
+
+
+def _cell(key: str, value: Any) -> Cell:
+    text = _plain(key, value)
+    return Cell(text, None if text == value else value)
+
+
+def _plain(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(_cell(key, part) for part in value)}]"
+        return f"[{', '.join(_plain(key, part) for part in value)}]"
     if isinstance(value, float):
         return f"{100 * value:z.2f}" if key.endswith(" %") else f"{value:z.4g}"
     return ABSENT if value is None else str(value)

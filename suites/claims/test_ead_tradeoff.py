@@ -32,7 +32,8 @@ def test_most_of_the_score_is_kept_at_the_papers_savings(
                     judge_result(pair, claim, task, result, emad_rng, tests, beside)
                 tried = [(described(r), pair.switched(r, task, "validate", pair.size.tried)) for r in pair.tried(task)]
                 emad_record.table(f"rules tried on {task}", pair.name, [table_row(*one) for one in tried])
-                emad_record.table(f"score against cost on {task}", pair.name, table(pair, claim, task))
+                found = table(pair, claim, task)
+                emad_record.table(f"score against cost on {task}", pair.name, found, figure="score against cost")
             others = other_legs(claim.id, emad_settings, emad_register, pair.large.stepper.layers)
             verdict = row(claim, pair.name, [*short_of_saving(decided(tests, others), beside), *beside])
         emad_record.claim(verdict, corpus=CORPUS, fingerprint=pair.fingerprint)

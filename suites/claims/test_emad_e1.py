@@ -23,12 +23,16 @@ def test_entropy_falls_with_depth(emad_evidence, emad_record, emad_register, ema
     entropy, tokens = evidence.by_document(entropy), evidence.by_document(trace.lengths)
     others = other_legs("EMAD-E1", emad_settings, emad_register, trace.layers)
     verdict = judge_e1(entropy, tokens, claim, evidence.name, emad_rng, other_legs=others)
-    emad_record.table(f"readouts by layer on {evidence.corpus}", evidence.name, readouts(trace))
+    rows = readouts(trace, dict(zip(evidence.profile.probes, evidence.profile.targets_nats, strict=True)))
+    emad_record.table(f"readouts by layer on {evidence.corpus}", evidence.name, rows, figure="entropy profile")
     emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
 
 
-def readouts(trace):
-    """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last."""
+def readouts(trace, targets):
+    """Why low entropy may mislead: how often a layer echoes its input, and how often it agrees with the last.
+
+    ``targets``: probe layer → isotonic target of the calibration text.
+    """
     columns = zip(
         trace.entropy_nats.mean(axis=0), echo_rate(trace), agreement_rate(trace), agreement_auroc(trace), strict=True
     )
@@ -36,6 +40,7 @@ def readouts(trace):
         {
             "layer": layer,
             "mean entropy, nats": float(entropy),
+            "target, nats": targets.get(layer),
             "echo %": float(echo),
             "agrees with last %": float(agrees),
             "AUROC of low entropy for that": None if np.isnan(auroc) else float(auroc),

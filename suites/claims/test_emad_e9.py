@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.replay import depths
-from emad_ref.sweep.diagnostics import above_cap
+from emad_ref.sweep.diagnostics import above_cap, along
 from emad_ref.verdict.interval import mean_rate, position_slope
 from emad_ref.verdict.legs import estimated, judge_side, not_applicable
 from pytest_emad.family import other_legs
@@ -40,6 +40,23 @@ def test_uncertainty_falls_with_context(emad_evidence, emad_record, emad_registe
             mean_rate(capped, evidence.by_document(trace.lengths), threshold=0.0, rng=emad_rng, unit="share of tokens"),
         ),
     ]
+    emad_record.table(
+        f"depth by position on {evidence.corpus}", evidence.name, by_position(evidence), figure="depth by position"
+    )
     others = other_legs(claim.id, emad_settings, emad_register, trace.layers)
     verdict = judge_side(claim, evidence.name, legs, "above", 0.0, "documents", other_legs=others, beside=beside)
     emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
+
+
+def by_position(evidence):
+    """What the calibrated default does along a text, and what it would do were depth free to rise again."""
+    return [
+        {
+            "positions": f"{part.first}–{part.last}" if part.first < part.last else str(part.first),
+            "tokens": part.tokens,
+            "mean depth": part.depth,
+            "mean free depth": part.free_depth,
+            "mean entropy of the last layer, nats": part.entropy_nats,
+        }
+        for part in along(evidence.evaluation, evidence.profile.point(0.0))
+    ]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
-from pytest_emad.goldens import write_atomically
+from emad_ref.report.writing import write_atomically
 from tests.plugin.conftest import Run, report_of
 
 SUITE = """
@@ -65,7 +67,95 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     assert {"versions", "commit", "platform", "torch_threads", "device", "dtype", "seed"} <= set(provenance)
     assert (provenance["seed"], provenance["device"], provenance["dtype"]) == (5, "cpu", "float32")
     assert provenance["versions"]["pytest"] == pytest.__version__
-    assert list((project.path / "out" / "deep").iterdir()) == [project.path / "out" / "deep" / "report.json"]
+    pages = {"report.md", "index.html"} if find_spec("jinja2") else {"report.md"}
+    assert files(project.path / "out" / "deep") == {"report.json"} | pages
+
+
+def files(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+FIGURE = """
+import pytest
+ROWS = [{"family": "EMAD", "net reduction %": 0.25, "rise %": 0.5}]
+def test_drawn(emad_record):
+    emad_record.table("equal FLOPs", "emad-tiny", ROWS, figure="pareto")
+"""
+
+
+def needs(*extra: str) -> None:
+    for module in extra:
+        pytest.importorskip(module, reason="the extra `report` is not installed")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_tables_with_a_figure_are_drawn_into_the_report_folder(
+    project: pytest.Pytester, run_apart: Run, workers: int
+) -> None:
+    needs("matplotlib", "jinja2")
+    project.makepyfile(FIGURE, test_claims=SUITE)
+    result = run_apart("-n", workers, "--emad-report", "out")
+    result.stdout.fnmatch_lines(["emad: report written to *", "emad: beside it report.md, index.html, 1 figure"])
+    assert files(project.path / "out") == {"report.json", "report.md", "index.html", "emad-tiny-pareto.svg"}
+    (table,) = report_of(project.path / "out")["tables"]
+    assert table["figure"] == "pareto"
+    assert table["rows"] == [{"family": "EMAD", "net reduction %": 0.25, "rise %": 0.5}]
+    for name in ("report.md", "index.html"):
+        text = (project.path / "out" / name).read_text(encoding="utf-8")
+        assert "EMAD-F1" in text
+        assert "the baseline sleeps" in text
+
+
+def test_without_a_report_nothing_is_drawn(project: pytest.Pytester, run_apart: Run) -> None:
+    drawing = "import sys\ndef test_nothing_to_draw_with(): assert 'matplotlib' not in sys.modules\n"
+    finish = "def pytest_unconfigure():\n    import sys\n    print('loaded:', 'matplotlib' in sys.modules)\n"
+    project.makeconftest(finish)
+    project.makepyfile(FIGURE + drawing)
+    result = run_apart("-s")
+    result.assert_outcomes(passed=2)
+    result.stdout.fnmatch_lines(["loaded: False"])
+    assert not list(project.path.glob("*.svg"))
+
+
+@pytest.mark.parametrize(("absent", "kept"), [("matplotlib", {"index.html"}), ("jinja2", {"emad-tiny-pareto.svg"})])
+def test_what_an_extra_is_missing_for_is_left_out_with_a_note(
+    project: pytest.Pytester, run_apart: Run, absent: str, kept: set[str]
+) -> None:
+    needs("matplotlib", "jinja2")
+    project.makeconftest(f"import sys\nsys.modules[{absent!r}] = None\n")
+    project.makepyfile(FIGURE)
+    result = run_apart("--emad-report", "out")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["emad: beside it report.md*: import of *pip install 'pytest-emad[[]report[]]'; `emad report`*"]
+    )
+    assert files(project.path / "out") == {"report.json", "report.md"} | kept
+
+
+def test_an_interrupted_run_is_shown_as_far_as_it_got(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile(SUITE + "def test_stop(): raise KeyboardInterrupt\ndef test_never(): pass\n")
+    result = run_apart("--emad-report", "out")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert len(report_of(project.path / "out")["claims"]) == 2
+    assert "falsified" in (project.path / "out" / "report.md").read_text(encoding="utf-8")
+    assert not [name for name in files(project.path / "out") if name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("rows", "figure", "message"),
+    [
+        ("[{'family': 'a'}]", "pareto", "*columns of row 0*expected 'net reduction %', which figure 'pareto' draws*"),
+        ("[{'family': 'a'}]", "pie", "*figure='pie', but expected one of pareto, *"),
+    ],
+)
+def test_a_figure_that_cannot_draw_its_rows_fails_where_it_is_recorded(
+    project: pytest.Pytester, run: Run, rows: str, figure: str, message: str
+) -> None:
+    project.makepyfile(f"def test(emad_record):\n    emad_record.table('t', 'm', {rows}, figure={figure!r})")
+    result = run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([f"BadArgument: {message}"])
 
 
 def test_quality_and_time_of_one_point_share_a_row(project: pytest.Pytester, run: Run) -> None:

@@ -45,6 +45,9 @@ def test_every_model_has_its_report_and_all_claims_one_table(asked, tmp_path, ca
     assert found["status"] == {"one": 0, "bad": 0}
     assert "EMAD-E13" in capsys.readouterr().out
     assert (tmp_path / "out" / "one" / "report.json").is_file()
+    page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "# Verdicts on one, bad" in page
+    assert page.index("## one") < page.index("## bad")
 
 
 def test_what_is_done_is_not_judged_again_unless_asked_otherwise(asked, tmp_path, capsys):
@@ -57,6 +60,14 @@ def test_what_is_done_is_not_judged_again_unless_asked_otherwise(asked, tmp_path
     assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns != stamp
 
 
+def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
+    asked("one")
+    (tmp_path / "out" / "one" / "report.json").write_text("{")
+    assert asked("one") == 0
+    assert "judged before" not in capsys.readouterr().out
+    assert len(read(tmp_path)["claims"]) == 1
+
+
 def test_a_failing_test_is_status_one_and_takes_no_other_model_down(asked, tmp_path):
     assert asked("failing", "one") == 1
     assert read(tmp_path)["status"] == {"failing": 1, "one": 0}
@@ -67,6 +78,7 @@ def test_what_cannot_run_is_status_four_and_is_tried_again(tmp_path, capsys):
     assert reproduce.main(arguments) == 4  # an empty folder collects nothing
     assert "one: status 5, see log.txt" in capsys.readouterr().out
     assert not (tmp_path / "out" / "one" / reproduce.DONE).exists()
+    assert not (tmp_path / "out" / "report.md").exists(), "there is nothing to show"
 
 
 def test_models_whose_folders_would_collide_are_refused(asked):

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from types import SimpleNamespace
 
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration import resume
+from emad_ref.calibration import resume, trace
 from emad_ref.calibration.profile import load_profile, merge
 from emad_ref.models import loading
+from emad_ref.report.plots import require_drawable
+from emad_ref.sweep import families, losses
+from emad_ref.text import sources
 from emad_ref.training import loop
 from tests.small import LAYERS, VOCABULARY, small_model
+from tests.unit.report.sample import report as reported
+from tests.unit.report.sample import written
+
+JUDGED = ("calibrate", "validate", "evaluate")
 
 
 class Letters:
@@ -130,6 +139,7 @@ BAD = [
     (["generate", "small", "hi", "--tokens", "1000"], "positions="),
     (["generate", "small", "hi", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "small", "hi", "--profile", "{tmp}/none.json"], "a readable JSON file"),
+    (["sweep", "small", "--documents", "0"], "at least one document of two tokens"),
 ]
 
 
@@ -277,6 +287,13 @@ def test_a_model_without_a_tokenizer_reads_no_text(small, tmp_path, capsys):
         assert "model='small', but expected a model with a tokenizer; pass the folder" in capsys.readouterr().err
 
 
+def test_an_encoder_decoder_is_no_model_of_documents(small, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(small.model.config, "is_encoder_decoder", True)
+    for argv in (["generate", "small", "hi"], ["calibrate", "small", str(tmp_path / "p.json")], ["sweep", "small"]):
+        assert cli.main(argv) == 1
+        assert "model='small', but expected a decoder-only model; an encoder-decoder reads" in capsys.readouterr().err
+
+
 def test_an_empty_prompt_needs_an_opening_token(small, capsys):
     assert cli.main(["generate", "small", "", "--tokens", "2"]) == 0
     small.opening = None
@@ -294,6 +311,9 @@ UNPARSABLE = [
     ["calibrate", "small", "p.json", "--stride", "3"],
     ["calibrate", "small", "p.json", "--stride", "2", "--probes", "1"],
     ["calibrate", "small", "p.json", "--bins", "position", "--bins-of", "q.json"],
+    ["report"],
+    ["sweep"],
+    ["sweep", "small", "--documents", "few"],
 ]
 
 
@@ -303,3 +323,132 @@ def test_what_cannot_be_parsed_is_a_usage_error(argv, capsys):
         cli.main(argv)
     assert stopped.value.code == 2
     assert "usage: emad" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- emad report
+
+
+def test_report_makes_the_pages_again_from_one_folder(tmp_path, capsys):
+    written(tmp_path / "run", reported("m", tables=[]))
+    assert cli.main(["report", str(tmp_path / "run")]) == 0
+    assert capsys.readouterr().out.startswith(f"{tmp_path / 'run'}: report.md")
+    assert "### Claims" in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert cli.main(["report", str(tmp_path / "run"), "--out", str(tmp_path / "deep" / "out")]) == 0
+    assert (tmp_path / "deep" / "out" / "report.md").read_bytes() == (tmp_path / "run" / "report.md").read_bytes()
+
+
+def test_report_sets_several_runs_on_one_page(tmp_path):
+    folders = [str(written(tmp_path / name, reported(name, tables=[]))) for name in ("one", "two")]
+    assert cli.main(["report", *folders, "--out", str(tmp_path / "out")]) == 0
+    text = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "# Verdicts on one, two" in text
+    assert text.index("## one") < text.index("## two")
+    assert not (tmp_path / "one" / "report.md").exists()
+
+
+def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
+    good, bad = written(tmp_path / "good", reported("m")), written(tmp_path / "bad", reported("m", schema=7))
+    blocked = tmp_path / "file"
+    blocked.touch()
+    for argv, message in (
+        ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
+        ([bad], "schema=7, but this version reads 1"),
+        ([good, bad, "--out", tmp_path / "out"], "schema=7"),
+        ([good, written(tmp_path / "other", reported("n"))], "out=None, but expected a folder; pass --out DIR"),
+        ([good, good, "--out", tmp_path / "out"], "at least one, each once"),
+        ([good, "--out", blocked], "out="),
+    ):
+        assert cli.main(["report", *map(str, argv)]) == 1
+        captured = capsys.readouterr()
+        assert captured.err.startswith("emad: ")
+        assert message in captured.err
+        assert captured.out == ""
+    assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- emad sweep
+
+
+def swept(*options):
+    return cli.main(["sweep", "small", "--documents", "4", *map(str, options)])
+
+
+def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsys):
+    out = tmp_path / "deep" / "sweep.json"
+    assert swept("--out", out) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert {"model", "fingerprint", "corpus", "dtype", "version", "window", "tokens", "rows"} <= set(found)
+    assert (found["model"], found["corpus"], set(found["tokens"])) == ("small", "world:premise", set(JUDGED))
+    rows = found["rows"]
+    assert {"EMAD, mean − margin", "fixed truncation", "softmax response"} <= {row["family"] for row in rows}
+    assert all(row["net reduction ≥ %"] in (0.15, 0.30, 0.45, 0.60) for row in rows)
+    require_drawable("pareto", rows)
+    text = capsys.readouterr().out
+    assert all(row["point"] in text for row in rows)
+    lines = text.splitlines()
+    assert lines[-2].startswith(f"full depth: perplexity {found['full depth perplexity']:.4g} on ")
+    assert lines[-1] == f"written to {out}"
+
+
+def test_sweep_chooses_on_validation_and_shows_evaluation(small, monkeypatch, tmp_path):
+    taken, asked = [], []
+    take, table = trace.take_trace, losses.loss_table
+    monkeypatch.setattr(
+        trace, "take_trace", lambda *given, **options: taken.append(take(*given, **options)) or taken[-1]
+    )
+    monkeypatch.setattr(losses, "loss_table", lambda on, *given: asked.append((on, table(on, *given))) or asked[-1][1])
+    assert swept("--out", tmp_path / "sweep.json") == 0
+    rows = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))["rows"]
+    calibrated, validated, evaluated = taken
+    assert {len(found) for on, found in asked if on is evaluated} == {1}, "points already chosen, and full depth"
+    assert all(len(found) > 1 for on, found in asked if on is validated), "whole families"
+    assert not [found for on, found in asked if on is calibrated]
+    shown = {found[0].point.name: found[0].perplexity for on, found in asked if on is evaluated}
+    assert rows
+    assert all(row["perplexity"] == shown[row["point"]] for row in rows)
+
+
+def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tmp_path):
+    read = []
+    documents = sources.documents_of
+
+    def watched(corpus, split, **options):
+        read.append((corpus, split, options))
+        return documents(corpus, split, **options)
+
+    monkeypatch.setattr(sources, "documents_of", watched)
+    assert swept("--corpus", "world:mixed", "--data", tmp_path) == 0
+    assert read == [("world:mixed", split, {"data": tmp_path}) for split in JUDGED]
+
+
+def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):
+    both = [tmp_path / f"sweep.{form}" for form in ("csv", "json")]
+    for out in both:
+        assert swept("--out", out) == 0
+    with both[0].open(newline="", encoding="utf-8") as file:
+        read = list(csv.DictReader(file))
+    rows = json.loads(both[1].read_text(encoding="utf-8"))["rows"]
+    assert [row["point"] for row in read] == [row["point"] for row in rows]
+    assert [float(row["net reduction %"]) for row in read] == [row["net reduction %"] for row in rows]
+
+
+def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(small, monkeypatch, tmp_path, capsys):
+    small.tokenizer = None
+    monkeypatch.setattr(families, "equal_flops", lambda table, level: None)
+    assert swept("--corpus", "self", "--out", tmp_path / "sweep.csv") == 0
+    assert capsys.readouterr().out.startswith("no point of any family saves 15 % of FLOPs net\nfull depth: ")
+    assert (tmp_path / "sweep.csv").read_text(encoding="utf-8") == "\n"
+
+
+def test_sweep_refuses_before_the_long_passes(small, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(trace, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
+    assert swept("--out", tmp_path / "sweep.txt") == 1
+    assert "expected a file name that ends in .csv or .json" in capsys.readouterr().err
+    assert swept("--corpus", "nowhere") == 1
+    assert "corpus='nowhere'" in capsys.readouterr().err
+    small.tokenizer = None
+    assert swept() == 1
+    assert "a model with a tokenizer" in capsys.readouterr().err
+    small.trained = False
+    assert swept("--corpus", "self") == 1
+    assert "expected trained weights; perplexity of noise says nothing" in capsys.readouterr().err

@@ -1,37 +1,97 @@
-"""Figures show the rows they were given, and the same rows give the same file."""
+"""Rows are checked by name before they are drawn, and the same rows give the same file whoever draws it."""
 
 from __future__ import annotations
 
+import re
 import sys
+import warnings
+from importlib.util import find_spec
+from xml.etree import ElementTree
 
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.plots import PlotsMissing, pareto
+from emad_ref.report.plots import NothingToDraw, PlotsMissing, draw, drawn, require_drawable
+from tests.unit.report.sample import PARETO
 
-ROWS = [
-    {"family": "EMAD", "net reduction %": 0.3, "rise %": 0.004},
-    {"family": "EMAD", "net reduction %": 0.5, "rise %": 0.02},
-    {"family": "truncation", "net reduction %": 0.4, "rise %": 3.0},
+needs_matplotlib = pytest.mark.skipif(not find_spec("matplotlib"), reason="the extra `report` is not installed")
+COST = [
+    {"decoding": "small alone", "score": 0.25, "MFLOPs per token": 1.5},
+    {"decoding": "foreign", "score": 0.75, "MFLOPs per token": None},
 ]
 
 
-def test_every_family_has_its_line_and_the_axes_their_units():
-    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
-    drawn = pareto(ROWS, "emad-tiny")
-    for text in ("EMAD", "truncation", "emad-tiny", "net FLOPs saved, %", "rise of perplexity, %"):
-        assert text in drawn
+def texts(svg: str) -> list[str]:
+    return [element.text for element in ElementTree.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
+@needs_matplotlib
 def test_the_same_rows_give_the_same_text_and_others_do_not():
-    pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
-    assert pareto(ROWS, "t") == pareto(ROWS, "t")
-    assert pareto(ROWS, "t") != pareto(ROWS[:2], "t")
+    assert draw("pareto", PARETO, "t") == draw("pareto", PARETO, "t")
+    assert draw("pareto", PARETO, "t") != draw("pareto", PARETO[:2], "t")
 
 
-def test_nothing_to_draw_and_nothing_to_draw_with_are_said(monkeypatch):
-    with pytest.raises(BadArgument, match="at least one row"):
-        pareto([], "t")
+@needs_matplotlib
+def test_the_readers_own_settings_change_nothing():
+    import matplotlib
+
+    plain = draw("pareto", PARETO, "t")
+    with matplotlib.rc_context({"font.size": 30, "svg.fonttype": "path", "axes.facecolor": "red"}):
+        assert draw("pareto", PARETO, "t") == plain
+        assert matplotlib.rcParams["font.size"] == 30, "and are in force again afterwards"
+
+
+@needs_matplotlib
+def test_text_stays_text_whatever_a_model_is_called():
+    """A $ is no formula, markup is no markup; what XML cannot hold is replaced, or nobody could open the file."""
+    name = "a$b_{$c & <script>\x1b\ud800 模"
+    rows = [row | {"family": name} for row in PARETO]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = texts(draw("pareto", rows, name))
+    assert found.count("a$b_{$c & <script>\ufffd\ufffd 模") == 2, "in the title and in the legend"
+
+
+@needs_matplotlib
+def test_long_titles_are_wrapped():
+    with drawn("pareto", PARETO, "a long title " * 20) as canvas:
+        lines = canvas.get_suptitle().splitlines()
+    assert len(lines) > 1
+    assert max(map(len, lines)) <= 90
+
+
+@needs_matplotlib
+def test_rows_without_a_number_are_left_out_and_counted():
+    with drawn("score against cost", COST, "t") as canvas:
+        assert [line.get_label() for line in canvas.axes[0].lines] == ["small alone"]
+        assert canvas.get_suptitle() == "t\n(1 of 2 rows lack a number and are not drawn)"
+    with drawn("score against cost", COST[:1], "t") as canvas:
+        assert canvas.get_suptitle() == "t"
+    with pytest.raises(NothingToDraw, match="no row has MFLOPs per token"):
+        draw("score against cost", COST[1:], "t")
+
+
+@pytest.mark.parametrize(
+    ("figure", "rows", "message"),
+    [
+        ("pie", PARETO, "figure='pie', but expected one of pareto, entropy profile, depth by position"),
+        ("pareto", [], "rows=[], but expected at least one row"),
+        ("pareto", [{"family": "a", "rise %": 0.1}], "expected 'net reduction %', which figure 'pareto' draws"),
+        ("pareto", [PARETO[0], {"family": "b"}], "columns of row 1=['family'], but expected 'net reduction %'"),
+        ("pareto", [PARETO[0] | {"family": 3}], "row 0: family=3, but expected a text"),
+        ("pareto", [PARETO[0] | {"rise %": "much"}], "row 0: rise %='much', but expected a number or None"),
+        ("pareto", [PARETO[0] | {"rise %": True}], "row 0: rise %=True, but expected a number or None"),
+        ("entropy profile", [{"layer": 1, "mean entropy, nats": 1.0, "echo %": 0.1}], "'agrees with last %'"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_by_name(figure, rows, message):
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        require_drawable(figure, rows)
+    with pytest.raises(BadArgument, match=re.escape(message)):
+        draw(figure, rows, "t")
+
+
+def test_what_to_draw_with_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(PlotsMissing, match=r"pip install 'pytest-emad\[report\]'"):
-        pareto(ROWS, "t")
+        draw("pareto", PARETO, "t")

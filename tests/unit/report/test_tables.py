@@ -122,3 +122,31 @@ def test_in_plain_tables_absent_is_a_dash_zero_is_zero_and_zero_has_no_sign():
     assert cells({"rise %": -1e-9})[0] == "0.00"
     assert cells({"depth": -0.0})[0] == "0"
     assert cells({"done": False})[0] == "False"
+
+
+def test_undecided_claims_of_one_reason_share_a_row_and_nothing_else_does():
+    def undecided(name, **changes):
+        absent = {"estimate": None, "interval": None, "n": 0, "threshold": None, "gate": False}
+        return claim(**{"id": name, "verdict": "not applicable", "reason": "no encoder", **absent, **changes})
+
+    table = claims_table(
+        [
+            undecided("EE-1"),
+            claim(id="EE-2", verdict="falsified", gate=False),
+            undecided("EE-3"),
+            undecided("EE-4", reason="no scorer"),
+            undecided("EE-5", verdict="unmeasured"),
+            undecided("EE-6", gate=True),
+            undecided("EE-7", model="another"),
+        ]
+    )
+    first = [line.split("  ")[0] for line in table.splitlines()[2:]]
+    assert first == ["EE-1, EE-3", "EE-2", "EE-4", "EE-5", "EE-6*", "EE-7"]
+
+
+def test_many_ids_wrap_between_ids():
+    names = [f"EE-{number}" for number in range(1, 16)]
+    absent = {"estimate": None, "interval": None, "n": 0, "threshold": None, "gate": False}
+    table = claims_table([claim(id=name, verdict="unmeasured", reason="no data", **absent) for name in names])
+    shown = " ".join(line.split("  ")[0] for line in table.splitlines()[2:])
+    assert shown.replace(",", "").split() == names

@@ -1,40 +1,22 @@
-"""``emad``: train, calibrate, merge, generate, world: one function per verb.
-
-Each prints what it did; bad input exits 1.
-"""
+"""``emad calibrate`` and ``emad merge``: entropy profiles of a model, on one corpus or on several."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib.resources import files
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.errors import BadArgument, EmadError
-from emad_ref.record import DECODE
+from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, window_of, windows_of
+from emad_ref.errors import BadArgument
 
 if TYPE_CHECKING:
     from emad_ref.calibration.profile import Profile
+    from emad_ref.models.loading import Loaded
+    from emad_ref.models.stepper import Stepper
 
-Verb = Callable[[argparse.Namespace], None]
-
-DOCUMENTS = 200
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
-
-
-def train(args: argparse.Namespace) -> None:
-    """Train a bundled model again from its recipe."""
-    from emad_ref.training.loop import recipe_named
-    from emad_ref.training.loop import train as run
-
-    recipe = recipe_named(args.name)
-    out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name
-    loss = run(recipe, out)
-    print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
 
 
 def calibrate(args: argparse.Namespace) -> None:
@@ -44,24 +26,22 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.resume import calibrate as run
     from emad_ref.calibration.running import require_quantile
     from emad_ref.models.loading import load
-    from emad_ref.models.stepper import Stepper
     from emad_ref.policy.thresholds import default_probes
 
     loaded = load(args.model)
-    stepper = Stepper(loaded.model)
+    stepper = stepper_of(loaded)
     dtype = str(stepper.dtype).removeprefix("torch.")
     probes = tuple(args.probes) if args.probes else strided(args.stride, stepper.layers) if args.stride else None
     probes = default_probes(stepper.layers) if probes is None else probes
     require_probes(probes, stepper.layers)  # bad input is refused before the long pass, not after it
     for quantile in args.quantiles or ():
         require_quantile(quantile)
-    window = min(stepper.max_positions, 512)
-    corpora = corpora_of(args, loaded, stepper, window)
+    corpora = corpora_of(args, loaded, stepper)
     plan = Plan(
         model=loaded.name,
         fingerprint=loaded.fingerprint,
         dtype=dtype,
-        window=window,
+        window=window_of(stepper),
         probes=probes,
         bins=bins_of(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
         tokens=args.tokens,
@@ -91,33 +71,16 @@ def document_limit(args: argparse.Namespace) -> int | None:
     return DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
 
-def corpora_of(args: argparse.Namespace, loaded: Any, stepper: Any, window: int) -> dict[str, Any]:
+def corpora_of(args: argparse.Namespace, loaded: Loaded, stepper: Stepper) -> dict[str, Any]:
     """Name → its windows, from the first at every call."""
-    from emad_ref.calibration.trace import windows
-    from emad_ref.decoding.selftext import own_documents
-    from emad_ref.text.sources import documents_of
-
-    def opened(name: str) -> Any:
-        if name == "self":
-            documents = own_documents(stepper, loaded.opening or 0, min(window, 256) - 1, "calibrate")
-        else:
-            texts = documents_of(name, "calibrate", data=args.data)
-            documents = (token_ids(tokenizer.encode(text, add_special_tokens=False)) for text in texts)
-        return windows(documents, window, loaded.opening, document_limit(args))
-
-    names = args.corpus or ["world:premise"]
+    names = args.corpus or [CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
-    tokenizer: Any = None if names == ["self"] else tokenizer_of(loaded, args.model)
-    for name in names:
-        opened(name)  # a misspelled second corpus is no reason to lose the pass over the first
-    return {name: partial(opened, name) for name in names}
-
-
-def token_ids(ids: Sequence[int]) -> Any:
-    import numpy as np
-
-    return np.array(ids, dtype=np.int64)
+    reading = {"data": args.data, "limit": document_limit(args)}
+    opened = {name: partial(windows_of, loaded, stepper, name, "calibrate", **reading) for name in names}
+    for again in opened.values():
+        again()  # a misspelled second corpus is no reason to lose the pass over the first
+    return opened
 
 
 def bins_of(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any, vocabulary: int) -> Any:
@@ -186,66 +149,10 @@ def merge(args: argparse.Namespace) -> None:
     print(f"{profile.tokens} tokens of {profile.corpus}; written to {args.out}")
 
 
-def generate(args: argparse.Namespace) -> None:
-    """Continue a prompt at adaptive depth and show the depth of every token."""
-    import numpy as np
-
-    from emad_ref.calibration.profile import load_profile
-    from emad_ref.decoding.walked import WalkedDecoder
-    from emad_ref.models.loading import load
-    from emad_ref.models.stepper import Stepper
-    from emad_ref.point import full_depth
-    from emad_ref.protocol import Prompt
-
-    loaded = load(args.model)
-    stepper = Stepper(loaded.model)
-    point = full_depth(stepper.layers)
-    if args.profile:
-        profile = load_profile(args.profile)
-        profile.require(loaded.fingerprint, str(stepper.dtype).removeprefix("torch."))
-        point = profile.point(args.margin)
-    opening = [] if loaded.opening is None else [loaded.opening]
-    tokenizer = tokenizer_of(loaded, args.model)
-    ids = opening + tokenizer.encode(args.prompt, add_special_tokens=False)
-    decoder = WalkedDecoder(stepper, point, seed=args.seed, temperature=args.temperature)
-    stop = frozenset() if loaded.opening is None else frozenset({loaded.opening})
-    record = decoder.generate([Prompt(np.array(ids))], args.tokens, stop)
-    depth = record.tokens.of(0, DECODE).depth
-    print(args.prompt + tokenizer.decode(record.emitted[0].tolist()))
-    print(f"depths: {' '.join(map(str, depth.tolist()))}  (mean {depth.mean():.2f} of {stepper.layers})")
-
-
-def tokenizer_of(loaded: Any, name: str) -> Any:
-    if loaded.tokenizer is None:
-        raise BadArgument("model", name, "a model with a tokenizer", "pass the folder that holds tokenizer.json")
-    return loaded.tokenizer
-
-
-def world(args: argparse.Namespace) -> None:
-    """Print documents of a corpus."""
-    from emad_ref.text.sources import documents_of
-
-    for text in islice(documents_of(args.corpus, args.split), max(args.documents, 0)):
-        print(text)
-
-
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="emad", description="Adaptive-depth decoding: train, calibrate, generate.")
-    verbs = top.add_subparsers(dest="verb", required=True)
-
-    def verb(run: Verb) -> argparse.ArgumentParser:
-        sub = verbs.add_parser(run.__name__, help=run.__doc__)
-        sub.set_defaults(run=run)
-        return sub
-
-    sub = verb(train)
-    sub.add_argument("name")
-    sub.add_argument("--out", type=Path, help="folder to write; the bundled one by default")
-
-    sub = verb(calibrate)
+def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model")
     sub.add_argument("out", type=Path)
-    sub.add_argument("--corpus", action="append", help="may be given again; world:premise by default")
+    sub.add_argument("--corpus", action="append", help=f"may be given again; {CORPUS} by default")
     sub.add_argument("--data", type=Path)
     sub.add_argument("--tokens", type=int, help="decided positions to read of each corpus")
     sub.add_argument("--documents", type=int, help=f"windows to read of each corpus; {DOCUMENTS} without --tokens")
@@ -258,31 +165,7 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--quantiles", type=float, nargs="*", help="to print beside the means; deciles if none is named")
     sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
 
-    sub = verb(merge)
+
+def merge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("out", type=Path)
     sub.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE")
-
-    sub = verb(generate)
-    sub.add_argument("model")
-    sub.add_argument("prompt")
-    sub.add_argument("--profile", type=Path, help="written by emad calibrate; without it, full depth")
-    sub.add_argument("--margin", type=float, default=0.0, help="nats")
-    sub.add_argument("--tokens", type=int, default=48)
-    sub.add_argument("--temperature", type=float, default=0.0)
-    sub.add_argument("--seed", type=int, default=0)
-
-    sub = verb(world)
-    sub.add_argument("corpus")
-    sub.add_argument("--split", default="evaluate")
-    sub.add_argument("--documents", type=int, default=3)
-    return top
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(argv)
-    try:
-        args.run(args)
-    except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
-        return 1
-    return 0

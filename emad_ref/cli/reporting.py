@@ -1,0 +1,32 @@
+"""``emad report``: the pages of one report folder, or of several together, made from report.json alone."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from emad_ref.errors import BadArgument
+
+
+def report(args: argparse.Namespace) -> None:
+    """Write what shows one report.json, or several together: a document, a page, figures."""
+    from emad_ref.report.folder import write_pages
+    from emad_ref.report.reading import read_reports
+
+    if args.out is None and len(args.folders) > 1:
+        raise BadArgument(
+            "out", None, "a folder", "pass --out DIR: the pages of several reports belong to none of them"
+        )
+    reports = read_reports(args.folders)
+    out = args.out or args.folders[0]
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        written = write_pages(reports, out)
+    except OSError as error:
+        raise BadArgument("out", str(out), "a folder that can be written to", str(error)) from error
+    print(f"{out}: {written}")
+
+
+def report_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="written by pytest --emad-report")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write; of a single report its own by default")

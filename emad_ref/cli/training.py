@@ -1,0 +1,23 @@
+"""``emad train``: a bundled model from its recipe."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.resources import files
+from pathlib import Path
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train a bundled model again from its recipe."""
+    from emad_ref.training.loop import recipe_named
+    from emad_ref.training.loop import train as run
+
+    recipe = recipe_named(args.name)
+    out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name
+    loss = run(recipe, out)
+    print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
+
+
+def train_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("name")
+    sub.add_argument("--out", type=Path, help="folder to write; the bundled one by default")

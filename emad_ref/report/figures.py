@@ -1,0 +1,250 @@
+"""What there is to draw, one function per figure: rows of a recorded table → lines, marks and bars on a canvas.
+
+    pareto                    rise of perplexity over net FLOPs saved, a line per family (EMAD, "Experiments")
+    entropy profile           mean entropy after each layer with the targets of the probes; what low entropy is worth
+    depth by position         depth under the monotone schedule and without it, and entropy, along the text
+    final token rank          rank of the final token after each layer, quantiles (early-exit LLMs, Figure 1)
+    confidence and accuracy   what each layer says of itself and what it gets right (Figures 2 and 3)
+    exits by minimum layer    mean exit and score over the minimum exit layer, a line per rule (Figures 6 to 9)
+    FLOPs by rule             FLOPs per item, confidence and decoder stacked (Figures 10 to 13)
+    score against cost        one mark per way to answer: score over FLOPs per token (EAD, trade-off)
+
+Every series has a mark, line or hatch of its own: a printed page has no colours. Nothing is computed but percent.
+``Figure`` is matplotlib's, made by ``plots``; nothing of matplotlib is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Rows = Sequence[Mapping[str, Any]]
+
+MARKS = "os^vDP*X<>"
+LINES = ("-", "--", ":", "-.")
+QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.exits`` names them
+PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
+WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel across the page
+BAR, LINE = 0.28, 0.22  # inches, of one bar and of one line of a legend
+LETTERS = 110  # that a legend has room for side by side
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How to draw a figure, and the columns it needs.
+
+    ``texts``    columns of text.
+    ``numbers``  columns without which a row cannot be drawn.
+    ``gaps``     columns whose None leaves a gap in a line.
+    ``size``     rows → (width, height) in inches.
+    """
+
+    paint: Callable[[Figure, Rows], None]
+    texts: tuple[str, ...]
+    numbers: tuple[str, ...]
+    gaps: tuple[str, ...]
+    size: Callable[[Rows], tuple[float, float]]
+
+
+def pareto(canvas: Figure, rows: Rows) -> None:
+    """Shares are fractions. The rise's axis is linear below 1 %: families differ by orders of magnitude."""
+    axes = canvas.add_subplot()
+    for number, (family, own) in enumerate(_by("family", rows).items()):
+        points = sorted((100 * row["net reduction %"], 100 * row["rise %"]) for row in own)
+        axes.plot(*zip(*points, strict=True), **_style(number), label=family)
+    _scale(axes, "symlog", linthresh=1.0)
+    axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
+    axes.set(xlabel="net FLOPs saved, %", ylabel="rise of perplexity, %")
+    _legend_below(canvas)
+
+
+def entropy_profile(canvas: Figure, rows: Rows) -> None:
+    """Entropy above; below, what it is worth: 0.5 is an AUROC that says nothing."""
+    entropy, worth = canvas.subplots(2, sharex=True)
+    layers = [row["layer"] for row in rows]
+    entropy.plot(layers, _column(rows, "mean entropy, nats"), **_style(0), label="mean entropy")
+    targets = [(row["layer"], row["target, nats"]) for row in rows if row["target, nats"] is not None]
+    if targets:
+        hollow = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
+        entropy.plot(*zip(*targets, strict=True), marker="D", **hollow, label="target of a probe")
+    entropy.set(ylabel="entropy, nats")
+    entropy.legend(fontsize="small")
+    columns = {
+        "echo %": "echo of the input, share",
+        "agrees with last %": "agrees with the last layer, share",
+        "AUROC of low entropy for that": "AUROC of low entropy for that",
+    }
+    for number, (column, label) in enumerate(columns.items()):
+        worth.plot(layers, _column(rows, column), **_style(number), label=label)
+    worth.axhline(0.5, color="grey", linewidth=0.8, linestyle="--")
+    worth.set(xlabel="layer", ylabel="share, AUROC", ylim=(-0.05, 1.05))
+    worth.legend(fontsize="small")
+
+
+def depth_by_position(canvas: Figure, rows: Rows) -> None:
+    """Positions in doublings, which stand at equal distances: the axis is logarithmic by construction."""
+    depth, entropy = canvas.subplots(2, sharex=True)
+    places = range(len(rows))
+    for number, column in enumerate(("mean depth", "mean free depth")):
+        depth.plot(places, _column(rows, column), **_style(number), label=column)
+    depth.set(ylabel="layers")
+    depth.set_ylim(bottom=0)
+    depth.legend(fontsize="small")
+    entropy.plot(places, _column(rows, "mean entropy of the last layer, nats"), **_style(2))
+    entropy.set(xlabel="position", ylabel="entropy of the\nlast layer, nats")
+    entropy.set_xticks(list(places), [row["positions"] for row in rows])
+
+
+def final_token_rank(canvas: Figure, rows: Rows) -> None:
+    for axes, (task, own) in _panels(canvas, rows):
+        layers = [row["layer"] for row in own]
+        for number, quantile in enumerate(QUANTILES):
+            axes.plot(layers, _column(own, quantile), **_style(number), label=f"{quantile} of tokens")
+        _scale(axes, "log")
+        axes.set(xlabel="layer", ylabel="rank of the final token, at most", title=task)
+        axes.label_outer()
+    _legend_below(canvas)
+
+
+def confidence_and_accuracy(canvas: Figure, rows: Rows) -> None:
+    for axes, (task, own) in _panels(canvas, rows):
+        layers = [row["layer"] for row in own]
+        for number, column in enumerate(("confidence", "accuracy", "ECE")):
+            axes.plot(layers, _column(own, column), **_style(number), label=column)
+        axes.set(xlabel="layer", ylabel="share", title=task, ylim=(-0.05, 1.05))
+        axes.label_outer()
+    _legend_below(canvas)
+
+
+def exits_by_minimum_layer(canvas: Figure, rows: Rows) -> None:
+    """A rule met at one minimum layer only, as full depth is, is a single mark."""
+    tasks = _by("task", rows)
+    grid = canvas.subplots(2, len(tasks), sharex=True, squeeze=False)
+    for column, (task, own) in enumerate(tasks.items()):
+        for axes, measure in zip(grid[:, column], ("mean exit", "score"), strict=True):
+            for number, rule in enumerate(_by("rule", rows)):
+                met = sorted((row["j"], row[measure]) for row in own if row["rule"] == rule)
+                axes.plot([j for j, _ in met], [value for _, value in met], **_style(number), label=rule)
+            axes.set(ylabel=measure)
+        grid[0, column].set_title(task)
+        grid[1, column].set_xlabel("minimum exit layer j")
+    _legend_below(canvas)
+
+
+def flops_by_rule(canvas: Figure, rows: Rows) -> None:
+    tasks = _by("task", rows)
+    heights = [len(own) for own in tasks.values()]
+    panels = canvas.subplots(len(tasks), squeeze=False, sharex=True, height_ratios=heights)[:, 0]
+    for axes, (task, own) in zip(panels, tasks.items(), strict=True):
+        names = [f"{row['rule']}, j = {row['j']}" for row in own]
+        left = [0.0] * len(own)
+        for part, hatch in PARTS.items():
+            axes.barh(range(len(own)), _column(own, part), left=left, hatch=hatch, edgecolor="black", label=part)
+            left = [before + row[part] for before, row in zip(left, own, strict=True)]
+        axes.set_yticks(range(len(own)), names, fontsize="small")
+        axes.invert_yaxis()  # in the order of the rows, from the top
+        axes.set(title=task)
+    panels[-1].set_xlabel("MFLOPs per item, encoder left out")
+    _legend_below(canvas)
+
+
+def score_against_cost(canvas: Figure, rows: Rows) -> None:
+    axes = canvas.add_subplot()
+    for number, row in enumerate(rows):
+        lone = _style(number) | {"linestyle": "none"}
+        axes.plot([row["MFLOPs per token"]], [row["score"]], **lone, label=row["decoding"])
+    axes.set(xlabel="MFLOPs per token", ylabel="score")
+    axes.set_xlim(left=0)
+    _legend_below(canvas)
+
+
+def _panels(canvas: Figure, rows: Rows) -> list[tuple[Axes, tuple[str, Rows]]]:
+    """Side by side, one per task."""
+    tasks = _by("task", rows)
+    axes = canvas.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
+    return list(zip(axes, tasks.items(), strict=True))
+
+
+def _by(column: str, rows: Rows) -> dict[str, Rows]:
+    """Rows by the text of a column, both in the order in which they first stand."""
+    return {key: [row for row in rows if row[column] == key] for key in dict.fromkeys(row[column] for row in rows)}
+
+
+def _column(rows: Rows, name: str) -> list[float]:
+    return [float("nan") if row[name] is None else row[name] for row in rows]
+
+
+def _style(number: int) -> dict[str, Any]:
+    """Mark, line and colour of a series; marks come back after ten with another line."""
+    return {
+        "marker": MARKS[number % len(MARKS)],
+        "linestyle": LINES[number // len(MARKS) % len(LINES)],
+        "color": f"C{number % 10}",
+    }
+
+
+def _scale(axes: Axes, scale: str, **options: Any) -> None:
+    """A logarithmic axis whose ticks are plain numbers."""
+    axes.set_yscale(scale, subs=[2, 5], **options)
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+
+
+def _legend_below(canvas: Figure) -> None:
+    """One legend for all panels, each of which has the same series."""
+    handles, labels = canvas.axes[0].get_legend_handles_labels()
+    canvas.legend(handles, labels, loc="outside lower center", ncols=_columns(labels), fontsize="small")
+
+
+def _columns(labels: Iterable[str]) -> int:
+    """As many as fit beside one another."""
+    return max(1, min(3, LETTERS // (6 + max(map(len, labels)))))
+
+
+def _panels_high(count: int, legend: str = "") -> Callable[[Rows], tuple[float, float]]:
+    """``count`` panels, and below them a legend with an entry for every text of the column ``legend``."""
+
+    def size(rows: Rows) -> tuple[float, float]:
+        labels = list(_by(legend, rows)) if legend else [""]
+        return WIDTH, count * HEIGHT + LINE * -(-len(labels) // _columns(labels))
+
+    return size
+
+
+def _one_bar_each(rows: Rows) -> tuple[float, float]:
+    return WIDTH, 1.2 + 0.4 * len(_by("task", rows)) + BAR * len(rows)
+
+
+FIGURES: dict[str, Drawing] = {
+    "pareto": Drawing(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_high(1, "family")),
+    "entropy profile": Drawing(
+        entropy_profile,
+        (),
+        ("layer", "mean entropy, nats", "echo %", "agrees with last %"),
+        ("target, nats", "AUROC of low entropy for that"),
+        _panels_high(2),
+    ),
+    "depth by position": Drawing(
+        depth_by_position,
+        ("positions",),
+        ("mean depth", "mean free depth", "mean entropy of the last layer, nats"),
+        (),
+        _panels_high(2),
+    ),
+    "final token rank": Drawing(final_token_rank, ("task",), ("layer", *QUANTILES), (), _panels_high(1)),
+    "confidence and accuracy": Drawing(
+        confidence_and_accuracy, ("task",), ("layer", "confidence", "accuracy", "ECE"), (), _panels_high(1)
+    ),
+    "exits by minimum layer": Drawing(
+        exits_by_minimum_layer, ("task", "rule"), ("j", "mean exit", "score"), (), _panels_high(2, "rule")
+    ),
+    "FLOPs by rule": Drawing(flops_by_rule, ("task", "rule"), ("j", *PARTS), (), _one_bar_each),
+    "score against cost": Drawing(
+        score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_high(1, "decoding")
+    ),
+}

@@ -1,0 +1,197 @@
+"""``report.json`` read back: one object per run, checked before anything of it is shown.
+
+Schema 1:
+
+    models      [{"name", facts …}]                        settings    {option: value}
+    points      [{"name", …}], see ``tables.point_rows``   goldens     [{"id", "outcome"}]
+    claims      [``Verdict.to_json()``]                    notes       [sentence]
+    tables      [{"title", "model", "rows": [{column: value}], "figure"?: what ``plots`` draws of the rows}]
+    provenance  {versions, commit, platform, device, …}
+
+Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.report.plots import require_drawable
+from emad_ref.verdict.claims import OUTCOMES
+
+SCHEMA = 1
+REPORT = "report.json"
+
+Report = Mapping[str, Any]
+
+
+class BadReport(EmadError):
+    """A report that is missing, is not one of ours, or is damaged; the message names the file and the place in it."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a value must look like: in words, and as a test."""
+
+    words: str
+    fits: Callable[[Any], bool]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(part is None or _is_number(part) for part in value)
+
+
+TEXT = Form("a text", lambda value: isinstance(value, str))
+FLAG = Form("true or false", lambda value: isinstance(value, bool))
+COUNT = Form("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
+NUMBER = Form("a number or null", lambda value: value is None or _is_number(value))
+INTERVAL = Form("[low, high] or null", lambda value: value is None or _is_pair(value))
+OUTCOME = Form(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
+ROWS = Form(
+    "a list of objects that share their keys",
+    lambda value: (
+        isinstance(value, list)
+        and len(value) > 0
+        and all(isinstance(row, dict) and row and list(row) == list(value[0]) for row in value)
+    ),
+)
+LIST = Form("a list", lambda value: isinstance(value, list))
+OBJECT = Form("an object", lambda value: isinstance(value, dict))
+SCORES = Form(
+    "task → [reference, candidate], or null",
+    lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
+)
+RATIOS = Form(
+    "batch size → ratio, or null",
+    lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values()))),
+)
+
+PARTS: dict[str, Form] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
+    "settings": OBJECT,
+    "provenance": OBJECT,
+}
+ANSWER = {
+    "estimate": NUMBER,
+    "interval": INTERVAL,
+    "n": COUNT,
+    "threshold": NUMBER,
+    "unit": TEXT,
+    "reason": TEXT,
+}
+LEG = {"name": TEXT, "outcome": OUTCOME, **ANSWER, "p_falsify": NUMBER, "p_survive": NUMBER}
+# part → keys that each of its entries must have
+REQUIRED: dict[str, dict[str, Form]] = {
+    "models": {"name": TEXT},
+    "points": {"name": TEXT},
+    "claims": {"id": TEXT, "model": TEXT, "verdict": OUTCOME, **ANSWER, "gate": FLAG, "legs": LIST},
+    "tables": {"title": TEXT, "model": TEXT, "rows": ROWS},
+    "goldens": {"id": TEXT, "outcome": TEXT},
+}
+# part → keys that an entry may have
+OPTIONAL: dict[str, dict[str, Form]] = {
+    "points": dict.fromkeys(
+        (
+            *("mean_depth", "depth_p50", "depth_p90", "gross_reduction", "net_reduction", "end_to_end_reduction"),
+            *("perplexity_reference", "perplexity", "perplexity_rise"),
+        ),
+        NUMBER,
+    )
+    | {"model": TEXT, "interval": INTERVAL, "accuracy": SCORES, "time_ratio": RATIOS},
+    "tables": {"figure": TEXT},
+}
+
+
+def read_report(folder: Path) -> Report:
+    """The report of the run that wrote into ``folder``.
+
+    Raises:
+        BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that is not what
+            schema 1 says, named by its place.
+    """
+    path = folder / REPORT
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise BadReport(
+            f"{path} cannot be read ({error.strerror}); name a folder that `pytest --emad-report DIR` wrote"
+        ) from error
+    except ValueError as error:
+        raise BadReport(f"{path} is no JSON text ({error}); the file is damaged, run the suites again") from error
+    _require_ours(path, data)
+    for part, form in PARTS.items():
+        _require(path, "", data, {part: form})
+        if form is LIST:
+            for number, entry in enumerate(data[part]):
+                _require_entry(path, part, number, entry)
+    return dict(data)
+
+
+def read_reports(folders: Sequence[Path]) -> list[Report]:
+    """One report per folder, in order.
+
+    Raises:
+        BadArgument: no folder, or one twice.
+        BadReport: as ``read_report``.
+    """
+    places = [folder.resolve() for folder in folders]
+    if not places or len(set(places)) < len(places):
+        raise BadArgument("folders", [str(folder) for folder in folders], "at least one, each once")
+    return [read_report(folder) for folder in folders]
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _require_ours(path: Path, data: Any) -> None:
+    if not isinstance(data, dict) or "schema" not in data or not set(PARTS) & set(data):
+        found = ", ".join(list(data)[:6]) if isinstance(data, dict) else type(data).__name__
+        raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {found}")
+    if data["schema"] != SCHEMA:
+        raise BadReport(
+            f"{path}: schema={data['schema']!r}, but this version reads {SCHEMA}; use the version that wrote it "
+            "(provenance names it), or run the suites again"
+        )
+
+
+def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
+    where = f"{part}[{number}]"
+    if part == "notes":
+        _require(path, part, {number: entry}, {number: TEXT})
+        return
+    if not isinstance(entry, dict):
+        raise BadReport(f"{path}: {where}={_brief(entry)}, but expected an object")
+    _require(path, where, entry, REQUIRED[part])
+    given = {key: form for key, form in OPTIONAL.get(part, {}).items() if key in entry}
+    _require(path, where, entry, given)
+    for place, leg in enumerate(entry["legs"]) if part == "claims" else ():
+        if not isinstance(leg, dict):
+            raise BadReport(f"{path}: {where}.legs[{place}]={_brief(leg)}, but expected an object")
+        _require(path, f"{where}.legs[{place}]", leg, LEG)
+    if "figure" in entry and part == "tables":
+        try:
+            require_drawable(entry["figure"], entry["rows"])
+        except BadArgument as error:
+            raise BadReport(f"{path}: {where}: {error}") from error
+
+
+def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, Form]) -> None:
+    for key, form in forms.items():
+        name = f"{where}[{key}]" if isinstance(key, int) else f"{where}.{key}".removeprefix(".")
+        if key not in entry:
+            raise BadReport(f"{path}: {name} is missing, but expected {form.words}")
+        if not form.fits(entry[key]):
+            raise BadReport(f"{path}: {name}={_brief(entry[key])}, but expected {form.words}")
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

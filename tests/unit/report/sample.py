@@ -1,0 +1,73 @@
+"""A report of every kind of entry, small enough to read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from emad_ref.report.reading import REPORT
+from emad_ref.verdict.claims import Leg, Verdict
+
+PARETO = [
+    {"family": "EMAD", "net reduction %": 0.3, "rise %": 0.004},
+    {"family": "EMAD", "net reduction %": 0.5, "rise %": 0.02},
+    {"family": "truncation", "net reduction %": 0.4, "rise %": 3.0},
+]
+LEGS = (
+    Leg("world:premise", "falsified", 0.03125, (0.0211, 0.0419), 200, 0.01, "relative rise", "", 0.00012, 0.99988),
+    Leg("recall", "unmeasured", None, None, 0, None, "accuracy drop", "no items"),
+)
+
+
+def verdict(outcome: str = "falsified", claim: str = "EMAD-F1", model: str = "m", **changes: Any) -> dict[str, Any]:
+    numbers = {"estimate": 0.03125, "interval": (0.0211, 0.0419), "n": 1234, "threshold": 0.01} | changes
+    reason = numbers.pop("reason", "1 of 2 legs falsified")
+    legs = numbers.pop("legs", LEGS)
+    return Verdict(
+        claim, model, outcome, unit="relative rise", gate=claim == "EMAD-F1", reason=reason, legs=legs, **numbers
+    ).to_json()
+
+
+def report(model: str = "m", **changes: Any) -> dict[str, Any]:
+    """``report.json`` as data; ``changes`` replace whole parts."""
+    return {
+        "schema": 1,
+        "models": [{"name": model, "fingerprint": "f00d", "layers": 12}],
+        "settings": {"budget": "smoke", "seed": 0, "tasks": ["recall", "count"], "margin": None},
+        "points": [
+            {
+                "model": model,
+                "name": "emad m=0.20",
+                "mean_depth": 7.254321,
+                "depth_p50": 4,
+                "depth_p90": 12,
+                "net_reduction": 0.3124567,
+                "perplexity_reference": 1.42923,
+                "perplexity": 1.44711,
+                "perplexity_rise": 0.0125103,
+                "interval": [0.0111, 0.0142],
+                "accuracy": {"recall": [0.9, 0.8825]},
+                "time_ratio": {"1": 1.23456},
+            }
+        ],
+        "claims": [
+            verdict("falsified", model=model),
+            verdict("survived", "EMAD-E1", model, legs=()),
+            verdict("inconclusive", "EMAD-R2", model, estimate=None, interval=None, n=0, threshold=None),
+        ],
+        "tables": [
+            {"title": "equal FLOPs", "model": model, "rows": PARETO, "figure": "pareto"},
+            {"title": "probe stride", "model": model, "rows": [{"stride": 2, "rise %": 0.01234, "recall": None}]},
+        ],
+        "goldens": [{"id": "tokens/m", "outcome": "read"}],
+        "notes": ["the baseline sleeps"],
+        "provenance": {"versions": {"torch": "2.11", "numpy": "2.1"}, "commit": None, "seed": 0, "device": "cpu"},
+    } | changes
+
+
+def written(folder: Path, data: Any) -> Path:
+    """``folder`` with ``data`` as its report.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / REPORT).write_text(json.dumps(data), encoding="utf-8")
+    return folder

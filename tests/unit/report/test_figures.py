@@ -1,0 +1,204 @@
+"""Each figure shows the rows it was given: its axes, its series, their extents."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from emad_ref.report.figures import FIGURES, LINES, MARKS, QUANTILES
+from emad_ref.report.plots import draw, drawn
+from tests.unit.report.sample import PARETO
+
+pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
+
+TASKS = ("qa", "summary")
+PROFILE = [
+    {
+        "layer": layer,
+        "mean entropy, nats": 3.0 / layer,
+        "target, nats": {2: 1.4, 4: 0.7}.get(layer),
+        "echo %": 0.1 * layer,
+        "agrees with last %": 0.2 * layer,
+        "AUROC of low entropy for that": None if layer == 5 else 0.6,
+    }
+    for layer in range(1, 6)
+]
+ALONG = [
+    {"positions": name, "mean depth": depth, "mean free depth": depth + 1, "mean entropy of the last layer, nats": 0.5}
+    for name, depth in (("1", 12.0), ("2", 11.0), ("3–4", 5.5))
+]
+RANKS = [
+    {"task": task, "layer": layer} | {quantile: 100 * (place + 1) // layer for place, quantile in enumerate(QUANTILES)}
+    for task in TASKS
+    for layer in (1, 2, 3)
+]
+TRUST = [
+    {"task": task, "layer": layer, "confidence": 0.3 * layer, "accuracy": 0.2 * layer, "ECE": 0.05}
+    for task in TASKS
+    for layer in (1, 2, 3)
+]
+EXITS = [
+    {
+        "task": task,
+        "rule": rule,
+        "j": j,
+        "mean exit": j + 0.5,
+        "score": 0.5,
+        "confidence MFLOPs": 1.25 * j,
+        "decoder MFLOPs": 10.0,
+    }
+    for task in TASKS
+    for rule, minima in (("softmax", (2, 5)), ("JSD", (2, 5)), ("full depth", (12,)))
+    for j in minima
+]
+COST = [
+    {"decoding": "small alone", "score": 0.25, "MFLOPs per token": 1.5},
+    {"decoding": "large alone", "score": 0.75, "MFLOPs per token": 6.0},
+    {"decoding": "speculative, k = 4", "score": 0.75, "MFLOPs per token": 7.5},
+]
+ROWS = {
+    "pareto": PARETO,
+    "entropy profile": PROFILE,
+    "depth by position": ALONG,
+    "final token rank": RANKS,
+    "confidence and accuracy": TRUST,
+    "exits by minimum layer": EXITS,
+    "FLOPs by rule": EXITS,
+    "score against cost": COST,
+}
+
+
+def points(line) -> list[tuple[float, float]]:
+    return [(float(x), float(y)) for x, y in zip(*line.get_data(), strict=True)]
+
+
+def labelled(axes) -> dict[str, list[tuple[float, float]]]:
+    """Series by label; lines of reference have none."""
+    return {line.get_label(): points(line) for line in axes.lines if not line.get_label().startswith("_")}
+
+
+def labels(axes) -> tuple[str, str]:
+    return axes.get_xlabel(), axes.get_ylabel()
+
+
+def test_every_figure_has_its_rows_here():
+    assert set(ROWS) == set(FIGURES)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_every_figure_can_be_written_and_keeps_its_series_apart_without_colours(name):
+    assert draw(name, ROWS[name], name).endswith("</svg>\n")
+    with drawn(name, ROWS[name], name) as canvas:
+        for axes in canvas.axes:
+            looks = [(line.get_marker(), line.get_linestyle()) for line in axes.lines if line.get_marker() != "None"]
+            assert len(set(looks)) == len(looks)
+
+
+def test_pareto_has_a_line_per_family_in_percent_by_what_it_saves():
+    with drawn("pareto", PARETO[::-1], "t") as canvas:
+        (axes,) = canvas.axes
+        assert labels(axes) == ("net FLOPs saved, %", "rise of perplexity, %")
+        assert labelled(axes) == {"truncation": [(40.0, 300.0)], "EMAD": [(30.0, 0.4), (50.0, 2.0)]}
+        assert axes.get_yscale() == "symlog"
+        low, high = axes.get_ylim()
+        assert low < 0.4
+        assert high > 300.0
+
+
+def test_many_families_keep_marks_of_their_own():
+    rows = [PARETO[0] | {"family": f"family {number}"} for number in range(len(MARKS) + 3)]
+    with drawn("pareto", rows, "t") as canvas:
+        lines = [line for line in canvas.axes[0].lines if line.get_label().startswith("family")]
+        assert len({(line.get_marker(), line.get_linestyle()) for line in lines}) == len(rows)
+        assert lines[len(MARKS)].get_linestyle() == LINES[1]
+
+
+def test_the_entropy_profile_marks_the_targets_and_leaves_gaps():
+    with drawn("entropy profile", PROFILE, "t") as canvas:
+        entropy, worth = canvas.axes
+        assert labelled(entropy) == {
+            "mean entropy": [(layer, 3.0 / layer) for layer in range(1, 6)],
+            "target of a probe": [(2.0, 1.4), (4.0, 0.7)],
+        }
+        assert labels(entropy)[1] == "entropy, nats"
+        assert labels(worth) == ("layer", "share, AUROC")
+        found = labelled(worth)
+        assert found["echo of the input, share"] == [(layer, pytest.approx(0.1 * layer)) for layer in range(1, 6)]
+        assert found["agrees with the last layer, share"][-1] == (5, 1.0)
+        assert math.isnan(found["AUROC of low entropy for that"][-1][1])
+    with drawn("entropy profile", [row | {"target, nats": None} for row in PROFILE], "t") as canvas:
+        assert list(labelled(canvas.axes[0])) == ["mean entropy"]
+
+
+def test_depth_and_entropy_stand_over_the_same_positions():
+    with drawn("depth by position", ALONG, "t") as canvas:
+        depth, entropy = canvas.axes
+        assert labelled(depth) == {
+            "mean depth": [(0, 12.0), (1, 11.0), (2, 5.5)],
+            "mean free depth": [(0, 13.0), (1, 12.0), (2, 6.5)],
+        }
+        assert depth.get_ylim()[0] == 0, "layers not saved are not exaggerated"
+        assert [tick.get_text() for tick in entropy.get_xticklabels()] == ["1", "2", "3–4"]
+        assert entropy.get_xlabel() == "position"
+        assert points(entropy.lines[0]) == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
+def test_ranks_have_a_panel_per_task_and_a_line_per_quantile():
+    from emad_ref.sweep import exits
+
+    assert tuple(f"{quantile:.0%}" for quantile in exits.QUANTILES) == QUANTILES
+    with drawn("final token rank", RANKS, "t") as canvas:
+        assert [axes.get_title() for axes in canvas.axes] == list(TASKS)
+        for axes in canvas.axes:
+            assert axes.get_yscale() == "log"
+            assert labelled(axes)["25% of tokens"] == [(1, 100), (2, 50), (3, 33)]
+            assert len(labelled(axes)) == len(QUANTILES)
+        assert labels(canvas.axes[0]) == ("layer", "rank of the final token, at most")
+
+
+def test_confidence_stands_beside_accuracy_and_its_error():
+    with drawn("confidence and accuracy", TRUST, "t") as canvas:
+        assert [axes.get_title() for axes in canvas.axes] == list(TASKS)
+        assert list(labelled(canvas.axes[1])) == ["confidence", "accuracy", "ECE"]
+        assert labelled(canvas.axes[1])["accuracy"] == [(layer, pytest.approx(0.2 * layer)) for layer in (1, 2, 3)]
+
+
+def test_exit_and_score_stand_over_the_minimum_layer_per_task():
+    with drawn("exits by minimum layer", EXITS, "t") as canvas:
+        exits, _, scores, _ = canvas.axes
+        assert labelled(exits)["JSD"] == [(2, 2.5), (5, 5.5)]
+        assert labelled(exits)["full depth"] == [(12, 12.5)]
+        assert labelled(scores)["JSD"] == [(2, 0.5), (5, 0.5)]
+        assert labels(scores) == ("minimum exit layer j", "score")
+        assert exits.get_title() == "qa"
+
+
+def test_a_rule_met_on_one_task_only_has_the_same_mark_on_all():
+    rows = [row for row in EXITS if (row["task"], row["rule"]) != ("qa", "softmax")]
+    with drawn("exits by minimum layer", rows, "t") as canvas:
+        marks = [{line.get_label(): line.get_marker() for line in axes.lines} for axes in canvas.axes]
+        assert marks[0] == marks[1]
+        assert "softmax" in marks[0]
+
+
+def test_flops_are_stacked_and_every_bar_has_its_rule():
+    with drawn("FLOPs by rule", EXITS, "t") as canvas:
+        for axes in canvas.axes:
+            names = [tick.get_text() for tick in axes.get_yticklabels()]
+            assert names == ["softmax, j = 2", "softmax, j = 5", "JSD, j = 2", "JSD, j = 5", "full depth, j = 12"]
+            confidence, decoder = axes.containers
+            assert [bar.get_width() for bar in confidence] == [2.5, 6.25, 2.5, 6.25, 15.0]
+            assert [bar.get_x() for bar in decoder] == [bar.get_width() for bar in confidence]
+            assert {bar.get_hatch() for bar in confidence} != {bar.get_hatch() for bar in decoder}
+            assert axes.yaxis_inverted(), "in the order of the table"
+        assert canvas.axes[-1].get_xlabel() == "MFLOPs per item, encoder left out"
+
+
+def test_every_way_to_answer_is_a_mark_of_its_own():
+    with drawn("score against cost", COST, "t") as canvas:
+        (axes,) = canvas.axes
+        assert labels(axes) == ("MFLOPs per token", "score")
+        assert labelled(axes) == {row["decoding"]: [(row["MFLOPs per token"], row["score"])] for row in COST}
+        assert axes.get_xlim()[0] == 0
+        assert axes.get_xlim()[1] > 7.5

@@ -1,0 +1,126 @@
+"""``report.json`` is read back as it was written, or refused with the file and the place that is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.report.reading import OPTIONAL, PARTS, REQUIRED, BadReport, read_report, read_reports
+from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict
+from tests.unit.report.sample import report, verdict, written
+
+
+def test_what_was_written_is_read(tmp_path):
+    assert read_report(written(tmp_path, report())) == report()
+    assert read_report(written(tmp_path, report(later="unknown"))) == report(later="unknown")
+    empty = {part: {} if part in ("settings", "provenance") else [] for part in PARTS}
+    assert read_report(written(tmp_path, {"schema": 1, **empty})) == {"schema": 1, **empty}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_every_outcome_is_read(tmp_path, outcome):
+    data = report(claims=[verdict(outcome)])
+    assert read_report(written(tmp_path, data)) == data
+
+
+def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
+    """A field added to a verdict is to be added here: what is not checked is shown unchecked."""
+    whole = Verdict("EMAD-F1", "m", "survived", 1.0, (0.5, 1.5), 3, 2.0, "u", True, "r").to_json()
+    assert set(REQUIRED["claims"]) == set(whole)
+    from emad_ref.report.reading import LEG
+
+    assert set(LEG) == set(Leg("l", "survived", 1.0, None, 3, None, "u").to_json())
+    assert set(OPTIONAL) <= set(REQUIRED) <= set(PARTS)
+
+
+def broken(part: str, key: str, value: object) -> dict:
+    """The sample with one entry changed: its first, or that of a claim's first leg."""
+    data = report()
+    if part == "legs":
+        data["claims"][0]["legs"][0][key] = value
+    else:
+        data[part][0] = data[part][0] | {key: value}
+    return data
+
+
+def without(part: str, key: str) -> dict:
+    data = report()
+    data[part][0] = {name: value for name, value in data[part][0].items() if name != key}
+    return data
+
+
+DAMAGED = [
+    ([], "is not a report of pytest-emad: expected schema, models"),
+    ({"benchmarks": [], "machine_info": {}}, "found benchmarks, machine_info"),
+    ({"schema": 1, "claims": "none"}, "models is missing, but expected a list"),
+    (report(schema=2), "schema=2, but this version reads 1; use the version that wrote it"),
+    (report(schema="1"), "schema='1', but this version reads 1"),
+    (report(claims={}), "claims={}, but expected a list"),
+    (report(settings=[]), "settings=[], but expected an object"),
+    (report(notes=["fine", 3]), "notes[1]=3, but expected a text"),
+    (report(claims=["survived"]), "claims[0]='survived', but expected an object"),
+    (without("claims", "reason"), "claims[0].reason is missing, but expected a text"),
+    (without("models", "name"), "models[0].name is missing"),
+    (without("goldens", "outcome"), "goldens[0].outcome is missing"),
+    (broken("claims", "verdict", "fine"), "claims[0].verdict='fine', but expected one of survived, falsified"),
+    (broken("claims", "estimate", "0.1"), "claims[0].estimate='0.1', but expected a number or null"),
+    (broken("claims", "interval", [0.1]), "claims[0].interval=[0.1], but expected [low, high] or null"),
+    (broken("claims", "n", 1.5), "claims[0].n=1.5, but expected a whole number"),
+    (broken("claims", "gate", 1), "claims[0].gate=1, but expected true or false"),
+    (broken("claims", "legs", [3]), "claims[0].legs[0]=3, but expected an object"),
+    (broken("legs", "outcome", "good"), "claims[0].legs[0].outcome='good'"),
+    (broken("points", "mean_depth", "deep"), "points[0].mean_depth='deep', but expected a number or null"),
+    (broken("points", "accuracy", {"recall": 0.9}), "points[0].accuracy={'recall': 0.9}, but expected task → [ref"),
+    (broken("points", "time_ratio", {"1": None}), "points[0].time_ratio={'1': None}, but expected batch size"),
+    (broken("tables", "rows", []), "tables[0].rows=[], but expected a list of objects that share their keys"),
+    (broken("tables", "rows", [{"a": 1}, {"b": 1}]), "tables[0].rows=[{'a': 1}, {'b': 1}]"),
+    (broken("tables", "rows", [{}]), "tables[0].rows=[{}]"),
+    (broken("tables", "figure", "pie"), "tables[0]: figure='pie', but expected one of pareto"),
+    (broken("tables", "rows", [{"a": 1}]), "tables[0]: columns of row 0=['a'], but expected 'family'"),
+]
+
+
+@pytest.mark.parametrize(("data", "message"), DAMAGED, ids=[message[:40] for _, message in DAMAGED])
+def test_a_report_that_is_not_ours_or_damaged_is_refused_by_place(tmp_path, data, message):
+    with pytest.raises(BadReport, match=re.escape(message)) as refused:
+        read_report(written(tmp_path, data))
+    assert str(refused.value).startswith(str(tmp_path / "report.json"))
+
+
+def test_long_values_are_cut_in_messages(tmp_path):
+    with pytest.raises(BadReport) as refused:
+        read_report(written(tmp_path, report(claims=["x" * 5000])))
+    assert len(str(refused.value)) < len(str(tmp_path)) + 120
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "is no JSON text"), ("", "is no JSON text"), (json.dumps(report(notes=[float("nan")])), "NaN is no JSON")],
+)
+def test_what_is_no_json_is_refused(tmp_path, text, message):
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(BadReport, match=message):
+        read_report(tmp_path)
+
+
+def test_what_is_no_text_is_refused(tmp_path):
+    (tmp_path / "report.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadReport, match="is no JSON text"):
+        read_report(tmp_path)
+
+
+def test_a_missing_report_says_what_writes_one(tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(BadReport, match=r"No such file or directory.*pytest --emad-report DIR"):
+            read_report(folder)
+
+
+def test_folders_are_read_in_order_and_each_once(tmp_path):
+    first, second = written(tmp_path / "a", report("one")), written(tmp_path / "b", report("two"))
+    assert [found["models"][0]["name"] for found in read_reports([second, first])] == ["two", "one"]
+    for folders in ([], [first, second, tmp_path / "b" / ".." / "a"]):
+        with pytest.raises(BadArgument, match="at least one, each once"):
+            read_reports(folders)
