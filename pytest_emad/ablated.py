@@ -252,8 +252,7 @@ class Estimated:
     def fit(self, estimator: Estimator, margins: Sequence[float]) -> Fit:
         """How ``estimator``, one of ``fitted``, agrees with the full softmax."""
         estimates, profile = self.evidence.estimates, self.evidence.profile
-        slope, intercept = np.array(estimator.correction).T
-        raw = (estimates.columns(self.trace.estimates[estimator]) - intercept) / slope
+        raw = estimates.uncorrected(self.trace, estimator)
         thresholds = [[target - margin for margin in margins] for target in profile.targets_nats]
         full = estimates.columns(self.trace.entropy_nats)
         rows = agreements(estimates.probes, full, {estimator: raw}, thresholds)

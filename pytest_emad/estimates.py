@@ -71,3 +71,12 @@ class Estimates:
     def columns(self, values: NDArray[np.float32]) -> NDArray[np.float64]:
         """[tokens, probes] of per-layer ``values`` [tokens, L]."""
         return values[:, np.array(self.probes) - 1].astype(np.float64)
+
+    def uncorrected(self, trace: Trace, estimator: Estimator) -> NDArray[np.float64]:
+        """[tokens, probes] what a corrected ``estimator`` said before its linear map, which ``trace`` has applied.
+
+        Order and bias are an estimator's own: a negative slope would turn the order round, and no bias would be left.
+        """
+        slope, intercept = np.array(estimator.correction).T
+        raw: NDArray[np.float64] = (self.columns(trace.estimates[estimator]) - intercept) / slope
+        return raw

@@ -1,8 +1,9 @@
 """Early exits of an encoder-decoder: its tasks decoded under rules, with score, exit block and FLOPs per item.
 
-Two tasks, question → span (token F1) and dialogue → summary (ROUGE-L), written by greedy decoding from the decoder's
-start token to the stop token. Every item is decoded under every rule that a claim asks about, once, so that rules are
-compared item by item. FLOPs are the decoder's own count, in the parts that the paper mixes:
+Two tasks, question → answer (token F1) and dialogue → summary (ROUGE-L), of the world or published (``exit_tasks``),
+written by greedy decoding from the decoder's start token to the stop token. Every item is decoded under every rule that
+a claim asks about, once, so that rules are compared item by item. FLOPs are the decoder's own count, in the parts that
+the paper mixes:
 
     confidence   every readout executed: full heads and pruned ones, the emitting one included
     decoder      everything else of the decoder: blocks, attention, K/V copies, K and V of the sources
@@ -16,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,11 +36,11 @@ from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.readout.contrast import SCORES
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.sweep.exits import final_token_ranks
-from emad_ref.tasks.local.processing import samsum_results, token_f1
-from emad_ref.text.pairs import Pair, PairTask, pairs
+from emad_ref.text.pairs import Pair
 from emad_ref.verdict.claims import Claim, Leg, Verdict
 from emad_ref.verdict.interval import Estimate, accuracy_drop, mean_rate
-from emad_ref.verdict.legs import not_applicable, unmeasured, unseen
+from emad_ref.verdict.legs import not_applicable, row, unmeasured, unseen
+from pytest_emad.exit_tasks import TASKS, ExitTasks, exactly, scored
 
 if TYPE_CHECKING:
     from pytest_emad.recording import Recorder
@@ -62,9 +62,9 @@ RULES: dict[str, tuple[str, str]] = {
 }
 THRESHOLD = 0.9  # the paper's λ
 FEWEST_DIFFERING = 10  # items, for a bootstrap of their differences to mean anything
-ITEMS = {"smoke": 100, "standard": 200, "full": 500}
 ROWS = 25  # items decoded together
-NEW: dict[PairTask, int] = {"qa": 8, "summary": 32}  # new tokens; the longest targets have 6 and 22
+WARM_UP = 2  # pairs that are not timed
+READ_TOKENS = 32  # contrasted at once: the readouts of T5-large's layers at so many positions are 0.2 GB
 ALPHAS: dict[str, float | None] = {"α = 0.1": None, "α′": 1.0}  # decay rate of α′, which the paper does not give
 TWINS = {"emad-t5-tiny": "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": "emad-t5-tiny"}
 PRETRAINED = "emad-t5-tiny"
@@ -98,7 +98,10 @@ def costs(work: Work, geometry: Geometry, items: int = 1) -> Costs:
 
 @dataclass(frozen=True, eq=False)
 class Answered:
-    """All items of one task under one rule: texts, ``score`` [items] in 0–1, Σ depth and decided tokens [items]."""
+    """All items of one task under one rule: texts, ``score`` [items] in 0–1, Σ depth and decided tokens [items].
+
+    ``exact``: share of answers that are a reference word for word; None for a task without right answers.
+    """
 
     point: OperatingPoint
     texts: tuple[str, ...]
@@ -106,6 +109,7 @@ class Answered:
     depth_sums: Floats
     tokens: Ints
     counted: Work | None
+    exact: float | None = None
 
     @property
     def exit_block(self) -> Floats:
@@ -153,26 +157,28 @@ class Read:
 class Exits:
     """Answers of one encoder-decoder, taken when first asked for and kept."""
 
-    corpus = "world:pairs"
-
     def __init__(self, evidence: Evidence):
         self._evidence = evidence
-        self._answered: dict[tuple[PairTask, OperatingPoint], Answered] = {}
-        self._read: dict[PairTask, Read] = {}
-        self._asked: dict[PairTask, list[Pair]] = {}
+        self.asked = ExitTasks(evidence)
+        self._answered: dict[tuple[str, OperatingPoint], Answered] = {}
+        self._read: dict[str, Read] = {}
 
     # ------------------------------------------------------------ tasks and rules
 
-    @cached_property
-    def tasks(self) -> tuple[PairTask, ...]:
-        """Tasks whose scorer is installed."""
-        return ("qa", "summary") if find_spec("rouge_score") else ("qa",)
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks that can be asked."""
+        return self.asked.names
 
     @property
     def missing(self) -> list[Leg]:
-        """A leg for each task that cannot be scored: unseen is not survived."""
-        absent = "its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'"
-        return [] if "summary" in self.tasks else [unseen("summary", absent)]
+        """A leg for each task that cannot."""
+        return self.asked.missing
+
+    @property
+    def corpus(self) -> str:
+        """What verdicts are decided on."""
+        return self.asked.corpus
 
     @property
     def minima(self) -> tuple[int, ...]:
@@ -193,60 +199,58 @@ class Exits:
     def full(self) -> OperatingPoint:
         return full_depth(self._evidence.stepper.layers)
 
-    def items(self, task: PairTask) -> list[Pair]:
+    def items(self, task: str) -> tuple[Pair, ...]:
         """The evaluated items, the same for every rule."""
-        if task not in self._asked:
-            count = ITEMS[self._evidence.budget.name]
-            self._asked[task] = list(pairs(task, "evaluate", count, self._evidence.seed))
-        return self._asked[task]
+        return self.asked.items(task).pairs
 
-    def prompt(self, item: Pair) -> Prompt:
-        """The decoder's start token, after the item's source."""
-        evidence = self._evidence
-        assert evidence.opening is not None, "an encoder-decoder has a start token"
-        source = np.array(evidence.tokenizer.encode(item.source), dtype=np.int64)
-        return Prompt(np.array([evidence.opening], dtype=np.int64), source)
+    def prompts(self, task: str) -> list[Prompt]:
+        """The decoder's start token, after each item's source."""
+        opening = self._evidence.opening
+        assert opening is not None, "an encoder-decoder has a start token"
+        return [Prompt(np.array([opening], dtype=np.int64), source) for source in self.asked.items(task).sources]
 
     # ------------------------------------------------------------ decoding
 
-    def answered(self, task: PairTask, rule: str, minimum: int, **options: object) -> Answered:
+    def answered(self, task: str, rule: str, minimum: int, **options: object) -> Answered:
         """All items of ``task`` under a row of ``RULES``; options as of ``point``."""
         return self.under(task, self.point(rule, minimum, **options))  # type: ignore[arg-type]
 
-    def under(self, task: PairTask, point: OperatingPoint) -> Answered:
+    def under(self, task: str, point: OperatingPoint) -> Answered:
         """All items of ``task`` under ``point``."""
         if (task, point) not in self._answered:
             self._answered[task, point] = self._decode(task, point)
         return self._answered[task, point]
 
-    def _decode(self, task: PairTask, point: OperatingPoint) -> Answered:
-        evidence, items = self._evidence, self.items(task)
+    def _decode(self, task: str, point: OperatingPoint) -> Answered:
+        evidence, items, prompts = self._evidence, self.items(task), self.prompts(task)
         texts: list[str] = []
         depths: list[Ints] = []
         work: Work | None = Work.none(evidence.stepper.layers)
         with evidence.open(point, max_rows=ROWS) as decoder:
             for start in range(0, len(items), ROWS):
-                batch = [self.prompt(item) for item in items[start : start + ROWS]]
-                record = decoder.generate(batch, NEW[task], evidence.stop)
+                batch = prompts[start : start + ROWS]
+                record = decoder.generate(batch, TASKS[task].new, evidence.stop)
                 work = work + record.work[0] if work is not None and record.work is not None else None
                 depths += [record.tokens.of(row, phase=1).depth for row in range(len(batch))]
                 texts += [
                     evidence.tokenizer.decode(emitted.tolist(), skip_special_tokens=True).strip()
                     for emitted in record.emitted
                 ]
+        answered = list(zip(texts, (item.answers for item in items), strict=True))
+        exact = [exactly(task, text, answers) for text, answers in answered]
         return Answered(
             point,
             tuple(texts),
-            np.array([scored(task, text, item.answers) for text, item in zip(texts, items, strict=True)]),
+            np.array([scored(task, text, answers) for text, answers in answered]),
             np.array([float(depth.sum()) for depth in depths]),
             np.array([len(depth) for depth in depths]),
             work,
+            None if None in exact else float(np.mean(exact)),  # type: ignore[arg-type]
         )
 
-    def timed(self, rules: Mapping[str, OperatingPoint], task: PairTask, pairs_: int, new: int) -> Timings:
+    def timed(self, rules: Mapping[str, OperatingPoint], task: str, pairs_: int, new: int) -> Timings:
         """Paired seconds of full depth (``full``) and of each rule: one item per pair, ``new`` tokens each."""
-        evidence, items = self._evidence, self.items(task)
-        prompts = [self.prompt(item) for item in items]
+        evidence, prompts = self._evidence, self.prompts(task)
         decoders = {name: evidence.decoder(point) for name, point in {"full": self.full, **rules}.items()}
 
         def arm(name: str) -> Callable[[int], None]:
@@ -260,18 +264,19 @@ class Exits:
                 {name: arm(name) for name in decoders},
                 pairs_,
                 np.random.default_rng(evidence.seed),
-                warm_up=2,
+                warm_up=WARM_UP,
                 synchronize=decoders["full"].synchronize,
             )
         finally:
             for decoder in decoders.values():
                 decoder.close()
 
-    def forced_costs(self, point: OperatingPoint, task: PairTask, pairs_: int, new: int) -> Costs:
+    def forced_costs(self, point: OperatingPoint, task: str, pairs_: int, new: int) -> Costs:
         """FLOPs per item of the requests that ``timed`` times."""
-        evidence = self._evidence
+        evidence, prompts = self._evidence, self.prompts(task)
+        timed = range(WARM_UP, WARM_UP + pairs_)
         with evidence.open(point) as decoder:
-            records = [decoder.generate([self.prompt(i)], new, frozenset()) for i in self.items(task)[2 : 2 + pairs_]]
+            records = [decoder.generate([prompts[pair % len(prompts)]], new, frozenset()) for pair in timed]
         works = [record.work[0] for record in records if record.work is not None]
         if len(works) < len(records):
             raise Unsupported("the decoder does not count its work")
@@ -285,7 +290,7 @@ class Exits:
         names[self.full] = ("full depth", self._evidence.stepper.layers)
         return [self.row(task, *names[point], done) for (task, point), done in self._answered.items() if point in names]
 
-    def row(self, task: PairTask, rule: str, minimum: int, done: Answered) -> dict[str, object]:
+    def row(self, task: str, rule: str, minimum: int, done: Answered) -> dict[str, object]:
         """One line of a table about ``done``."""
         parts = None if done.counted is None else done.costs(self._evidence.loaded.geometry)
         return {
@@ -294,6 +299,7 @@ class Exits:
             "j": minimum,
             "mean exit": done.mean_exit,
             "score": float(done.score.mean()),
+            "exact match": done.exact,
             "confidence MFLOPs": None if parts is None else parts.confidence / 1e6,
             "decoder MFLOPs": None if parts is None else parts.decoder / 1e6,
             "together MFLOPs": None if parts is None else parts.together / 1e6,
@@ -301,22 +307,20 @@ class Exits:
 
     # ------------------------------------------------------------ teacher forcing
 
-    def read(self, task: PairTask) -> Read:
+    def read(self, task: str) -> Read:
         """What every layer says of the reference answers."""
         if task not in self._read:
-            self._read[task] = _joined([self._read_item(i, item) for i, item in enumerate(self.items(task))])
+            items = zip(self.prompts(task), self.asked.items(task).targets, strict=True)
+            self._read[task] = _joined([self._read_item(i, *item) for i, item in enumerate(items)])
         return self._read[task]
 
-    def _read_item(self, number: int, item: Pair) -> Read:
-        evidence, prompt = self._evidence, self.prompt(item)
-        target = np.array(evidence.tokenizer.encode(item.target), dtype=np.int64)
+    def _read_item(self, number: int, prompt: Prompt, target: Ints) -> Read:
         fed = np.concatenate([prompt.tokens, target[:-1]])
-        logits = lens_logits(evidence.stepper, fed, source=prompt.source)  # [n, L, V]
-        best = np.sort(_probabilities(logits), axis=-1)[..., -2:]
+        logits = lens_logits(self._evidence.stepper, fed, source=prompt.source)  # [n, L, V]
         return Read(
             np.full(len(target), number),
             final_token_ranks(logits),
-            best[..., 1] - best[..., 0],
+            np.stack([_response(logits[:, layer]) for layer in range(logits.shape[1])], axis=1),
             logits.argmax(axis=-1) == target[:, None],
             {
                 (signal, name): self._contrast(signal, rate, logits, target)
@@ -327,16 +331,22 @@ class Exits:
 
     def _contrast(self, signal: str, rate: float | None, logits: Floats, target: Ints) -> tuple[Floats, Bools]:
         """Confidence and correctness [n, layers that can decide] of one contrast from the least minimum layer on."""
+        blocks = [slice(start, start + READ_TOKENS) for start in range(0, len(target), READ_TOKENS)]
+        parts = [self._contrast_block(signal, rate, logits[block], target[block]) for block in blocks]
+        return np.concatenate([sure for sure, _ in parts]), np.concatenate([right for _, right in parts])
+
+    def _contrast_block(self, signal: str, rate: float | None, logits: Floats, target: Ints) -> tuple[Floats, Bools]:
         minimum, layers = self.minima[0], logits.shape[1]
-        parameters, tensors = Confidence(minimum, alpha_decay=rate), torch.from_numpy(logits)
+        parameters = Confidence(minimum, alpha_decay=rate)
+        tensors = torch.from_numpy(logits).to(self._evidence.stepper.device)
         seen = {m: tensors[:, m - 1] for m in range(1, layers)}
         confidence, correct = [], []
         for layer in range(minimum + (signal == "jsd_contrast"), layers):
             shallower = {m: z for m, z in seen.items() if m < layer}
             read = SCORES[signal](parameters, layer, seen[layer], shallower)
             assert read.logits is not None, "contrasts emit what they compare"
-            confidence.append(read.signal.numpy())
-            correct.append(read.logits.argmax(dim=-1).numpy() == target)
+            confidence.append(read.signal.cpu().numpy())
+            correct.append(read.logits.argmax(dim=-1).cpu().numpy() == target)
         return np.stack(confidence, axis=1), np.stack(correct, axis=1)
 
     # ------------------------------------------------------------ the other model of a pair
@@ -359,13 +369,6 @@ def minimum_layers(layers: int) -> tuple[int, ...]:
     return tuple(sorted({max(2, min(layers - 2, minimum)) for minimum in scaled}))
 
 
-def scored(task: PairTask, text: str, answers: Sequence[str]) -> float:
-    """The best score of ``text`` over the reference answers, in 0–1: token F1 of a span, ROUGE-L of a summary."""
-    if task == "qa":
-        return max(token_f1(text, answer) for answer in answers)
-    return max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers)
-
-
 def premise(evidence: Evidence, claim: Claim) -> Verdict | None:
     """Why a claim about early exits cannot be judged on this model; None where it can."""
     if not evidence.seq2seq:
@@ -377,6 +380,8 @@ def premise(evidence: Evidence, claim: Claim) -> Verdict | None:
     if not has_room(evidence.loaded.geometry):
         few = f"fewer than {LEAST_LAYERS} decoder layers or {LEAST_VOCABULARY} tokens: no room for the paper's settings"
         return not_applicable(claim, evidence.name, few)
+    if absent := evidence.exits.asked.none:
+        return unmeasured(claim, evidence.name, absent)
     return None
 
 
@@ -385,11 +390,27 @@ def has_room(geometry: Geometry) -> bool:
     return geometry.layers >= LEAST_LAYERS and geometry.vocabulary >= LEAST_VOCABULARY
 
 
-def decide(evidence: Evidence, record: Recorder, claim: Claim, judged: Callable[[], Verdict]) -> None:
-    """Record ``judged()``, or why the claim cannot be judged on this model."""
+def decide(
+    evidence: Evidence,
+    record: Recorder,
+    claim: Claim,
+    judged: Callable[[], Verdict],
+    arithmetic: Sequence[Leg] = (),
+) -> None:
+    """Record ``judged()``, or why the claim cannot be judged on this model.
+
+    ``arithmetic``: legs that need geometry alone. They are the whole row where scores would say nothing, and stand
+    beside what is unmeasured.
+    """
     with record.unless_unsupported(claim.id, evidence.name):
-        verdict = premise(evidence, claim) or judged()
-        corpus = Exits.corpus if evidence.seq2seq else evidence.corpus
+        verdict, corpus = premise(evidence, claim), evidence.corpus
+        if verdict is None:
+            for note in evidence.exits.asked.notes:  # reads every file before anything is decoded
+                record.note(note)
+            verdict, corpus = judged(), evidence.exits.corpus
+        elif arithmetic:
+            unseen_items = [unseen("items", verdict.reason)] if verdict.verdict == "unmeasured" else []
+            verdict = row(claim, evidence.name, [*arithmetic, *unseen_items])
         record.claim(verdict, corpus=corpus, fingerprint=evidence.fingerprint)
 
 
@@ -432,9 +453,11 @@ def ratio(a: float, b: float) -> float:
     return float(a / b)
 
 
-def _probabilities(logits: Floats) -> Floats:
+def _response(logits: Floats) -> Floats:
+    """[n] top-1 minus top-2 probability of ``logits`` [n, V]."""
     away = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    found: Floats = away / away.sum(axis=-1, keepdims=True)
+    best = np.partition(away, -2, axis=-1)[:, -2:] / away.sum(axis=-1, keepdims=True)
+    found: Floats = best[:, 1] - best[:, 0]
     return found
 
 

@@ -250,8 +250,19 @@ def _dialogue(rng: random.Random) -> _Item:
 # ---------------------------------------------------------------- splits
 
 
-_ITEMS: dict[str, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
-_SOURCES = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
+_ITEMS: dict[PairTask, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
+_SOURCES: dict[PairTask, str] = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
+
+
+def read_as(task: PairTask, text: str, question: str = "") -> str:
+    """What a model is given: the text-to-text form in which T5 reads its tasks (Raffel et al. 2020, appendix D).
+
+    Raises:
+        BadArgument: unknown task.
+    """
+    if task not in _SOURCES:
+        raise BadArgument("task", task, f"one of {', '.join(_SOURCES)}")
+    return _SOURCES[task].format(question=question, text=text)
 
 
 def split_of(text: str) -> Split:
@@ -265,16 +276,15 @@ def _stream(kind: str, split: Split, seed: int) -> random.Random:
     return random.Random(f"pairs:{kind}/{split}/{seed}")
 
 
-def _items(task: str, split: Split, rng: random.Random) -> Iterator[_Item]:
+def _items(task: PairTask, split: Split, rng: random.Random) -> Iterator[_Item]:
     while True:
         item = _ITEMS[task](rng)
         if split_of(item.text) == split:
             yield item
 
 
-def _pair(task: str, item: _Item) -> Pair:
-    source = _SOURCES[task].format(question=item.question, text=item.text)
-    return Pair(task, source, item.target, (item.target,))
+def _pair(task: PairTask, item: _Item) -> Pair:
+    return Pair(task, read_as(task, item.text, item.question), item.target, (item.target,))
 
 
 def pairs(task: PairTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[Pair]:

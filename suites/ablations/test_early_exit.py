@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_emad.exits import RULES, Exits, premise
+from pytest_emad.exits import RULES, premise
 
 
 @pytest.mark.emad(budget="standard")
@@ -19,7 +19,8 @@ def test_minimum_exit_layer(emad_evidence, emad_record, emad_register):
         # a contrast needs a layer below, a pruned readout one above that is not the last
         for minimum in range(2, layers - 1):
             rows += [exits.row(task, rule, minimum, exits.answered(task, rule, minimum)) for rule in RULES]
-        emad_record.table(f"ablation, minimum exit layer on {Exits.corpus}, {task}", evidence.name, rows)
+        title = f"ablation, minimum exit layer on {exits.asked.title(task)}"
+        emad_record.table(title, evidence.name, rows, figure="exits by minimum layer")
 
         assert rows[0]["mean exit"] == layers
         assert all(row["j"] <= row["mean exit"] <= layers for row in rows[1:])

@@ -7,7 +7,8 @@ import pytest
 
 from emad_ref.sweep.risk import coverage, textual_consistency
 from emad_ref.verdict.legs import counted, judge_side
-from pytest_emad.exits import decide, scored, share_estimate
+from pytest_emad.exit_tasks import scored
+from pytest_emad.exits import decide, share_estimate
 from pytest_emad.family import other_legs
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.4)  # of softmax response, strict to loose

@@ -40,7 +40,7 @@ def test_early_layers_are_overconfident(emad_evidence, emad_record, emad_registe
                         "ECE": layer.calibration_error,
                     }
                 )
-        emad_record.table("confidence and accuracy per layer", evidence.name, table)
+        emad_record.table("confidence and accuracy per layer", evidence.name, table, "confidence and accuracy")
         return row(claim, evidence.name, legs)
 
     decide(evidence, emad_record, claim, judged)
@@ -63,7 +63,7 @@ def test_the_rank_of_the_final_token_falls(emad_evidence, emad_record, emad_regi
                 named = dict(zip((f"{q:.0%}" for q in QUANTILES), ranks.tolist(), strict=True))
                 table.append({"task": task, "layer": layer, **named})
                 legs.append(counted(f"{task}, layer {layer}: median", ranks[1], len(read.item), claim.unit))
-        emad_record.table("rank of the final token per layer", evidence.name, table)
+        emad_record.table("rank of the final token per layer", evidence.name, table, "final token rank")
         return row(claim, evidence.name, legs)
 
     decide(evidence, emad_record, claim, judged)

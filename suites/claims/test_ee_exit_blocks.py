@@ -145,7 +145,7 @@ def test_table_of_early_exits(emad_evidence, emad_record, emad_register):
     if missing := premise(evidence, emad_register["EE-3"]):
         pytest.skip(f"{missing.verdict} ({missing.reason})")
     rows = evidence.exits.table()
-    emad_record.table(f"early exits on {Exits.corpus}", evidence.name, rows)
+    emad_record.table(f"early exits on {evidence.exits.corpus}", evidence.name, rows, figure="FLOPs by rule")
     poor = {r["task"] for r in rows if r["rule"] == "full depth" and r["score"] < LEAST_SOLVED}
     if poor:
         emad_record.note(f"{evidence.name}: full depth scores below {LEAST_SOLVED} on {', '.join(sorted(poor))}")

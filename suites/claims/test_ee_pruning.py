@@ -15,7 +15,7 @@ from emad_ref.verdict.claims import Leg
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import counted, decided, estimated, not_applicable, row, weighed
 from pytest_emad import exits
-from pytest_emad.exits import RULES, costs, decide, difference, ratio
+from pytest_emad.exits import RULES, costs, decide, difference, premise, ratio
 from pytest_emad.family import other_legs
 
 PAPERS = "t5-large"
@@ -29,7 +29,9 @@ UNIT = "× fewer FLOPs"
 def test_pruning_saves_a_hundredfold(emad_evidence, emad_record, emad_register, emad_rng, emad_settings):
     """Confidence FLOPs against the threshold; decoder and whole model beside it; score within 2 points."""
     evidence, claim = emad_evidence, emad_register["EE-1"]
-    arithmetic = never_exiting(evidence, "softmax", "softmax, fixed", claim.thresholds["flop_ratio"])
+    # items decide where they can be decoded, geometry where they cannot: scores of random weights say nothing
+    least = None if premise(evidence, claim) is None else claim.thresholds["flop_ratio"]
+    arithmetic = never_exiting(evidence, "softmax", "softmax, fixed", least)
 
     def judged():
         others = other_legs(claim.id, emad_settings, emad_register, evidence.stepper.layers)
@@ -44,11 +46,7 @@ def test_pruning_saves_a_hundredfold(emad_evidence, emad_record, emad_register, 
         legs = [*[leg for leg in legs if leg.outcome == "falsified"], *[x for x in legs if x.outcome != "falsified"]]
         return row(claim, evidence.name, [*legs, *decided(tests, others), *evidence.exits.missing])
 
-    if evidence.seq2seq and not evidence.loaded.trained and arithmetic:
-        # geometry alone decides what a token that never exits can save; scores of random weights say nothing
-        emad_record.claim(row(claim, evidence.name, arithmetic), fingerprint=evidence.fingerprint)
-        return
-    decide(evidence, emad_record, claim, judged)
+    decide(evidence, emad_record, claim, judged, arithmetic)
 
 
 @pytest.mark.emad(claim="EE-2")
@@ -79,10 +77,7 @@ def test_jsd_with_adaptive_pruning(emad_evidence, emad_record, emad_register, em
             legs.append(estimated(f"{where}: score lost", loss_of(plain, pruned, 0.0, emad_rng)))
         return row(claim, evidence.name, [*legs, *arithmetic])
 
-    if evidence.seq2seq and not evidence.loaded.trained and arithmetic:
-        emad_record.claim(row(claim, evidence.name, arithmetic), fingerprint=evidence.fingerprint)
-        return
-    decide(evidence, emad_record, claim, judged)
+    decide(evidence, emad_record, claim, judged, arithmetic)
 
 
 @pytest.mark.emad(claim="EE-8")
@@ -146,8 +141,7 @@ def never_exiting(evidence, plain, pruned, least) -> list[Leg]:
         return []
     geometry = evidence.loaded.geometry
     minima = exits.minimum_layers(geometry.layers)
-    judged = None if evidence.loaded.trained else least  # items decide where items can be decoded
-    return [*sized(evidence.name, geometry, minima, plain, pruned, judged), *paper_sized(plain, pruned, None)]
+    return [*sized(evidence.name, geometry, minima, plain, pruned, least), *paper_sized(plain, pruned, None)]
 
 
 def paper_sized(plain, pruned, least) -> list[Leg]:

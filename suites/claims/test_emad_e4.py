@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from emad_ref.sweep.estimators import agreements
@@ -30,7 +29,7 @@ def judged(evidence, claim, record, rng, others):
     fitted = estimates.corrected([*estimates.paper, estimates.linear])
     trace = estimates.read("evaluate", READ, fitted)
     full, document = estimates.columns(trace.entropy_nats), trace.sequence
-    read = {estimator: uncorrected(estimator, estimates.columns(trace.estimates[estimator])) for estimator in fitted}
+    read = {estimator: estimates.uncorrected(trace, estimator) for estimator in fitted}
     legs, beside = {}, []
     for estimator in fitted:
         for i, probe in enumerate(estimates.probes):
@@ -60,10 +59,3 @@ def rows_of(evidence, full, read):
         }
         for row in agreements(probes, full, read, targets)
     ]
-
-
-def uncorrected(estimator, columns):
-    """[tokens, probes] the estimates before their linear map, which the trace has applied: a negative slope would turn
-    their order round."""
-    slope, intercept = np.array(estimator.correction).T
-    return (columns - intercept) / slope

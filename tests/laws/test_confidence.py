@@ -14,12 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.forcing import teacher_forced
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -28,7 +26,8 @@ from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import decayed
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Record
-from emad_ref.replay import decode_work, replay
+from emad_ref.replay import replay
+from tests.counting import counted
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
@@ -259,20 +258,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
     assert replay(trace, replace(point, decay=None)).depth.tolist() != replay(trace, point).depth.tolist()
 
 
-# ---------------------------------------------------------------- what only decoding can decide
-
-
-def test_replay_refuses_what_no_trace_records(named: str) -> None:
-    stepper = STEPPERS["gpt_neox"]()
-    trace = take_trace(stepper, [TokenSequence(np.arange(9), 2)])
-    point = replace(RULES[named], schedule="monotone")
-    if point.confidence is None:
-        assert len(replay(trace, point).depth) == 6
-        return
-    with pytest.raises(BadArgument, match=r"^point\.confidence=.* no trace records them"):
-        replay(trace, point)
-    with pytest.raises(BadArgument, match=r"^point\.confidence=.* counted, not derived"):
-        decode_work(trace, np.full(6, LAYERS), point)
+# ---------------------------------------------------------------- rows that are told their depth
 
 
 def test_a_row_told_to_stop_where_nothing_is_read_takes_its_memory_along(stepper: Stepper) -> None:
@@ -319,19 +305,6 @@ def test_rows_of_a_batch_are_the_rows_alone(stepper: Stepper, named: str) -> Non
 
 
 # ---------------------------------------------------------------- the ledger
-
-
-def counted(action: Callable[[], Any]) -> int:
-    """FLOPs that PyTorch counts; its table lacks the CPU's attention kernel, which it would count as zero."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def of_shapes(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_flop_count(q, k, v)
-
-    counter = FlopCounterMode(display=False, custom_mapping={attention: of_shapes})
-    with torch.inference_mode(), counter:
-        action()
-    return counter.get_total_flops()
 
 
 def test_everything_executed_is_charged_and_nothing_else(stepper: Stepper, named: str) -> None:

@@ -2,35 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops, probe_share
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.record import Work
+from tests.counting import counted
 from tests.small import FAMILIES, LAYERS, NEEDS_EAGER, VOCABULARY, small_model
 
 ROWS, PROMPT = 2, 9
-
-
-def counted(action: Callable[[], Any]) -> int:
-    """FLOPs that PyTorch counts; its table lacks the CPU's attention kernel, which it would count as zero."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def of_shapes(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_flop_count(q, k, v)
-
-    counter = FlopCounterMode(display=False, custom_mapping={attention: of_shapes})
-    with torch.inference_mode(), counter:
-        action()
-    return counter.get_total_flops()
 
 
 KERNELS = [(family, kernel) for family in FAMILIES for kernel in ("sdpa", "eager")]

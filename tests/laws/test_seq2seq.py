@@ -6,16 +6,13 @@ full model's readout at that token's depth, though layers above it never ran for
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.seq2seq import Seq2SeqStepper, SourceCache
+from tests.counting import counted
 from tests.small import small_config
 from tests.unit.models.test_seq2seq import (
     EXACT,
@@ -82,19 +79,6 @@ def test_exits_under_falling_depth_are_the_full_models_readout(stepper: Seq2SeqS
 
 
 # ---------------------------------------------------------------- FLOPs
-
-
-def counted(action: Callable[[], Any]) -> int:
-    """FLOPs that PyTorch counts; its table lacks the CPU's attention kernel, which it would count as zero."""
-    attention = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-
-    def of_shapes(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return sdpa_flop_count(q, k, v)
-
-    counter = FlopCounterMode(display=False, custom_mapping={attention: of_shapes})
-    with torch.inference_mode(), counter:
-        action()
-    return counter.get_total_flops()
 
 
 def source_flops(sizes: Geometry, cache: SourceCache) -> int:

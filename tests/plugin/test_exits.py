@@ -6,7 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.special import softmax
 
+from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
@@ -15,8 +17,8 @@ from emad_ref.point import full_depth
 from emad_ref.policy.early_exit import kept_tokens
 from emad_ref.protocol import Decoder, Prompt, Request, Unsupported
 from emad_ref.verdict.claims import load_register
-from pytest_emad import exits as module
-from pytest_emad.exits import LEAST_VOCABULARY, Answered, difference, earlier, minimum_layers, premise, scored
+from pytest_emad import exit_tasks, exits
+from pytest_emad.exits import LEAST_VOCABULARY, Answered, difference, earlier, minimum_layers, premise
 from pytest_emad.options import BUDGETS, Settings
 from pytest_emad.session import Evidence
 from pytest_emad.sourced import Sourced
@@ -35,7 +37,7 @@ def evidence() -> Evidence:
     options = dict.fromkeys(Settings.__dataclass_fields__)
     settings = Settings(**{**options, "budget": BUDGETS["smoke"], "seed": 0, "device": "cpu"})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.ITEMS, "smoke", ITEMS)
+        patch.setitem(exit_tasks.ITEMS, "smoke", ITEMS)
         made = Evidence(load(SMALL), settings, ours)
         for task in made.exits.tasks:
             made.exits.items(task)
@@ -55,7 +57,7 @@ def test_items_of_a_batch_answer_as_they_do_alone(evidence: Evidence) -> None:
     exits, item = evidence.exits, 3
     together = exits.answered("summary", "softmax", 2)
     with evidence.open(together.point) as decoder:
-        alone = decoder.generate([exits.prompt(exits.items("summary")[item])], module.NEW["summary"], evidence.stop)
+        alone = decoder.generate([exits.prompts("summary")[item]], exit_tasks.TASKS["summary"].new, evidence.stop)
     text = evidence.tokenizer.decode(alone.emitted[0].tolist(), skip_special_tokens=True).strip()
     assert text == together.texts[item]
     assert alone.tokens.depth.sum() == together.depth_sums[item]
@@ -87,16 +89,37 @@ def test_teacher_forcing_reads_every_token_of_every_answer(evidence: Evidence) -
         assert ((confidence >= 0) & (confidence <= 1)).all()
 
 
+def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: Evidence) -> None:
+    read, prompt = evidence.exits.read("qa"), evidence.exits.prompts("qa")[0]
+    target = evidence.exits.asked.items("qa").targets[0]
+    fed = np.concatenate([prompt.tokens, target[:-1]])
+    p = softmax(lens_logits(evidence.stepper, fed, source=prompt.source), axis=-1)
+    first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
+    np.testing.assert_allclose(read.response[read.item == 0], first - second, atol=1e-12)  # float64
+    assert ((p.argmax(axis=-1) == target[:, None]) == read.correct[read.item == 0]).all()
+
+
+def test_fewer_items_than_timed_requests_are_asked_again(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(exit_tasks.ITEMS, "smoke", 1)
+    alone = Evidence(evidence.loaded, evidence.settings, ours).exits
+    one, many = (alone.forced_costs(alone.full, "qa", pairs, 3) for pairs in (1, 4))
+    assert one == many
+    assert one.together > 0
+
+
+def test_long_references_are_contrasted_block_by_block(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evidence.exits.read("summary")
+    assert max(np.bincount(whole.item)) > 7
+    monkeypatch.setattr(exits, "READ_TOKENS", 7)
+    blocks = Evidence(evidence.loaded, evidence.settings, ours).exits.read("summary")
+    for key, (confidence, correct) in whole.contrasts.items():
+        np.testing.assert_allclose(blocks.contrasts[key][0], confidence, atol=1e-12)  # float64; rows do not mix
+        np.testing.assert_array_equal(blocks.contrasts[key][1], correct)
+
+
 @pytest.mark.parametrize(("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (8, (2, 6)), (6, (2, 4)), (4, (2,))])
 def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
     assert minimum_layers(layers) == minima
-
-
-def test_scores_take_the_best_reference() -> None:
-    assert scored("qa", "the red box", ["nothing", "a red box"]) == 1.0
-    assert scored("qa", "red", ["red box"]) == pytest.approx(2 / 3)
-    pytest.importorskip("rouge_score")
-    assert scored("summary", "Kai lost the box.", ["nobody", "Kai lost the box."]) == 1.0
 
 
 def test_no_differing_item_is_not_certainty() -> None:

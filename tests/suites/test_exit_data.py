@@ -1,0 +1,110 @@
+"""A T5 of somebody's own is judged on SQuAD and SamSum files; without them its rows say so, and arithmetic goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import T5Config, T5ForConditionalGeneration
+
+from tests.suites.conftest import Run, add_tokenizer, text_of, verdicts_of
+from tests.unit.tasks.test_datasets import write
+
+pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
+
+ROWS = ("claims/test_ee_exit_blocks.py", "claims/test_ee_pruning.py")
+ITEMS = 12
+NO_FILES = "no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json or samsum/test.json"
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A stored T5 with a tokenizer of whole words: nobody says that it is untrained."""
+    folder = tmp_path_factory.mktemp("models") / "t5"
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=300, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_decoder_layers=6, num_heads=4,
+        decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    T5ForConditionalGeneration(config).save_pretrained(folder)
+    add_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Words that its tokenizer knows."""
+    questions = [
+        {"id": str(n), "question": f"w{n + 3} w{n + 4}", "answers": [{"text": f"w{n + 5}", "answer_start": 0}]}
+        for n in range(ITEMS)
+    ]
+    paragraph = {"context": " ".join(f"w{n}" for n in range(3, 60)), "qas": questions}
+    write(
+        tmp_path / "data/squad/dev-v1.1.json",
+        {"version": "1.1", "data": [{"title": "w3", "paragraphs": [paragraph]}]},
+    )
+    write(
+        tmp_path / "data/samsum/test.json",
+        [{"id": str(n), "dialogue": f"w{n + 3} w{n + 4}", "summary": f"w{n + 5} w{n + 6}"} for n in range(ITEMS)],
+    )
+    return tmp_path / "data"
+
+
+def test_rows_are_decided_on_the_files_and_recorded_under_them(
+    judge: Run, t5: Path, data: Path, tmp_path: Path
+) -> None:
+    out, golden = tmp_path / "out", tmp_path / "golden"
+    golden.mkdir()
+    chosen = "jsd_exits or adaptive_pruning_exits or table"
+    result = judge(*ROWS, model=t5, data=data, report=out, golden=golden, more=("--emad-update-golden", "-k", chosen))
+    verdicts = verdicts_of(out)
+    legs = {leg["name"]: leg for leg in verdicts["EE-3"]["legs"]}
+    assert {name.split(",")[0] for name in legs} == {"squad", "samsum"}, text_of(result)
+    assert {leg["n"] for leg in legs.values()} == {ITEMS}
+    assert "12 items, at least 100 are needed" in legs["squad, j=2: exit"]["reason"]
+    kept = {entry["claim"]: entry["corpus"] for entry in json.loads((golden / "verdicts.json").read_text())}
+    assert kept["EE-3"] == kept["EE-9"] == "squad+samsum"
+    result.stdout.fnmatch_lines(
+        ["*squad: 12 of 12 pairs of dev-v1.1.json; 0 sources cut*", "*samsum: 12 of 12 pairs of test.json*"]
+    )
+    result.stdout.fnmatch_lines(["*early exits on squad+samsum*"])
+
+
+def test_without_files_rows_are_unmeasured_and_arithmetic_goes_on(judge: Run, t5: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = judge(*ROWS, "claims/test_ee_runtime.py", model=t5, report=out)
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    verdicts = verdicts_of(out)
+    for claim in ("EE-2", "EE-3", "EE-9", "EE-10", "EE-12", "EE-13", "EE-14", "EE-15"):
+        assert (verdicts[claim]["verdict"], verdicts[claim]["reason"]) == ("unmeasured", NO_FILES)
+    assert verdicts["EE-1"]["verdict"] == verdicts["EE-8"]["verdict"] == "falsified"
+    assert verdicts["EE-4"]["verdict"] == "unmeasured"
+    for claim, outcome, papers in (
+        ("EE-1", "falsified", [7.440, 2.942]),
+        ("EE-4", "measured", [5.001, 2.500]),
+    ):
+        legs = {leg["name"]: leg for leg in verdicts[claim]["legs"]}
+        assert (legs["items"]["outcome"], legs["items"]["reason"]) == ("unmeasured", NO_FILES)
+        assert {legs[f"{t5}, never exiting, j={j}: confidence FLOPs"]["outcome"] for j in (2, 4)} == {outcome}
+        large = [legs[f"t5-large, never exiting, j={j}: confidence FLOPs"]["estimate"] for j in (7, 19)]
+        assert large == pytest.approx(papers, abs=5e-4)  # derived in tests/unit/sweep/test_published_arithmetic.py
+
+
+def test_one_file_of_the_two_leaves_the_other_a_leg(judge: Run, t5: Path, data: Path, tmp_path: Path) -> None:
+    (data / "samsum/test.json").unlink()
+    out = tmp_path / "out"
+    result = judge(*ROWS[:1], model=t5, data=data, report=out, more=("-k", "jsd_exits"))
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    legs = {leg["name"]: leg for leg in verdicts_of(out)["EE-3"]["legs"]}
+    assert legs["samsum"]["outcome"] == "unmeasured"
+    assert legs["samsum"]["reason"] == f"no samsum/val.json or samsum/test.json in --emad-data {data}"
+    assert legs["squad, j=2: exit"]["n"] == ITEMS
+
+
+def test_a_file_that_does_not_fit_is_one_error_of_the_run(judge: Run, t5: Path, data: Path) -> None:
+    write(data / "samsum/test.json", [{"id": "1", "dialogue": "w3"}])
+    result = judge(*ROWS, model=t5, data=data)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert text_of(result).count("test.json, [0]: summary") == 1
