@@ -37,8 +37,13 @@ def truncations(layers: int) -> list[OperatingPoint]:
 
 
 def responses(layers: int, probes: Sequence[int], count: int) -> list[OperatingPoint]:
-    """Softmax response at ``count`` thresholds from 1 (nothing exits) down to 0 (everything does)."""
-    return [response(layers, probes, float(value)) for value in np.linspace(1.0, 0.0, count)]
+    """Softmax response at ``count`` thresholds λ from 1 down to 0 (everything exits), 1 − λ in equal ratios.
+
+    In equal steps the rival would be worse than it is: its best thresholds lie near 1 (``DOUBTS``).
+    """
+    doubts = (0.0, *np.geomspace(DOUBTS[-1], 1.0, count - 1))
+    points = ((response(layers, probes, float(1 - doubt)), _sure(float(doubt))) for doubt in doubts)
+    return [replace(point, name=f"response λ={sure}") for point, sure in points]
 
 
 def early_exits(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> list[OperatingPoint]:
@@ -58,7 +63,7 @@ def early_exits(signal: str, layers: int, vocabulary: int, minimum: int, pruning
 
 def _sure(doubt: float) -> str:
     """0, 0.9, 1−0.0018, 1−1.8e-05: many digits of λ would be nines."""
-    return f"{1 - doubt:.2g}" if doubt > 0.05 else f"1−{doubt:.2g}"
+    return f"{1 - doubt:.2g}" if doubt > 0.05 or doubt == 0 else f"1−{doubt:.2g}"
 
 
 def chunked(profile: Profile, count: int) -> list[OperatingPoint]:

@@ -50,7 +50,11 @@ def test_truncations_cover_every_depth_below_full():
 
 
 def test_responses_run_from_nothing_exits_to_everything_does():
-    assert [point.thresholds[0][0] for point in responses(4, (1, 2), 3)] == [1.0, 0.5, 0.0]
+    points = responses(4, (1, 2), 9)
+    levels = [point.thresholds[0][0] for point in points]
+    assert (levels[0], levels[-1]) == (1.0, 0.0)
+    assert levels[1:-1] == pytest.approx([1 - 10.0**-n for n in range(7, 0, -1)], abs=1e-12)
+    assert [point.name for point in points][::4] == ["response λ=1", "response λ=1−0.0001", "response λ=0"]
 
 
 @pytest.mark.parametrize("pruning", ["none", "fixed", "decaying", "adaptive"])
