@@ -54,15 +54,31 @@ def emad_known(emad_goldens: Goldens) -> KnownVerdicts:
 def emad_record(
     request: pytest.FixtureRequest, emad_settings: Settings, emad_goldens: Goldens, emad_known: KnownVerdicts
 ) -> Recorder:
-    """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so."""
-    return Recorder(
+    """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so.
+
+    Which models the test is about is on record from the start, and in the provenance of what it stores.
+    """
+    models = [loaded.facts for loaded in _models_of(request)]
+    record = Recorder(
         request.node.user_properties,
         emad_settings,
         register(request.config),
         emad_goldens,
         emad_known,
-        partial(provenance, request.config),
+        lambda: provenance(request.config) | {"models": models},
     )
+    for facts in models:
+        record.model(facts)
+    return record
+
+
+def _models_of(request: pytest.FixtureRequest) -> list[Loaded]:
+    """The models that a test asks for by its other fixtures."""
+    found = [request.getfixturevalue("emad_model")] if "emad_model" in request.fixturenames else []
+    if "emad_pair" in request.fixturenames:
+        pair = request.getfixturevalue("emad_pair")
+        found += [pair.small.loaded, pair.large.loaded]
+    return found
 
 
 @pytest.fixture(scope="session")

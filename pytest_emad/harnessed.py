@@ -30,9 +30,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools
 from emad_ref.tasks.datasets import TaskDataUnavailable
+from emad_ref.tasks.logs import lm_eval_quiet
 from emad_ref.tasks.sandbox import availability
 from emad_ref.text import world
 from emad_ref.verdict.judge import NllPair
+from pytest_emad import progress
 from pytest_emad.recording import Recorder
 from pytest_emad.stopping import ends_the_run
 
@@ -128,7 +130,8 @@ class Harnessed:
         """Definition and documents of a task; a sentence if this model or run cannot score it."""
         from emad_ref.tasks.evaluation import task_manager
 
-        tasks = task_manager(self._settings.data).load(list(members))["tasks"]
+        with lm_eval_quiet():
+            tasks = task_manager(self._settings.data).load(list(members))["tasks"]
         for task in tasks.values():
             if reason := self._obstacle(task):
                 return reason
@@ -226,9 +229,10 @@ class Harnessed:
         with self._evidence.open(point, max_rows=FOREIGN_ROWS) as decoder:
             if type(decoder) is WalkedDecoder and decoder.stepper is self._evidence.stepper:
                 report = self._settings.report
-                yield EmadLM(self._evidence.loaded, point=point, journal=None if report is None else report / "journal")
+                ours: dict[str, Any] = {"journal": None if report is None else report / "journal"}
             else:
-                yield EmadLM(self._evidence.loaded, point=point, decoder=decoder, batch_size=FOREIGN_ROWS)
+                ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}
+            yield EmadLM(self._evidence.loaded, point=point, progress=progress.stream(), **ours)
 
 
 def _new_tokens(task: Any) -> int:
@@ -253,7 +257,8 @@ def _together(task: Published, results: list[TaskResult]) -> TaskResult:
         return results[0]
     scores = np.concatenate([result.scores for result in results])
     items = tuple(item for result in results for item in result.items)
-    return TaskResult(task.name, results[0].metric, results[0].filter, scores, items)
+    cut = sum(result.cut for result in results)
+    return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, cut=cut)
 
 
 # ---------------------------------------------------------------- what a reader needs
@@ -286,10 +291,12 @@ def report_tasks(evidence: Evidence, record: Recorder) -> None:
 def _scored_note(evidence: Evidence) -> str:
     harnessed = evidence.scored.harnessed
     tasks = ", ".join(f"{task.name} ({task.documents} of {task.of} documents)" for task in harnessed.scored.values())
+    counts = {name: harnessed.result(name, evidence.full).cut for name in harnessed.scored}
+    cut = ", ".join(f"{count} of {name}'s requests" for name, count in counts.items() if count) or "none did"
     left_out = any(task.documents < task.of for task in harnessed.scored.values())
     bounded = left_out and evidence.settings.limit is None
     bound = f"; --emad-budget smoke stops at {harnessed.limit}, --emad-limit sets another number" if bounded else ""
     return (
         f"{evidence.name}: lm-eval's {tasks}: contexts of up to {evidence.stepper.max_positions} tokens, longer ones "
-        f"lose their beginning; no margin is chosen on them{bound}"
+        f"lose their beginning ({cut}); no margin is chosen on them{bound}"
     )

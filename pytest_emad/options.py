@@ -152,6 +152,14 @@ def _text(text: str, base: Path, where: str) -> str:
     return text.strip()
 
 
+def _model(text: str, base: Path, where: str) -> str:
+    """A name as ``models.loading`` reads it; what it leads to is known once the model is loaded."""
+    name = _text(text, base, where)
+    if name.startswith("@") or name.endswith("@"):
+        raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
+    return name
+
+
 def _one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     def read(text: str, base: Path, where: str) -> str:
         if text not in known:
@@ -259,16 +267,24 @@ def _count(text: str, base: Path, where: str) -> int:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("model", _text, (DEFAULT_MODEL,), "model to judge: bundled name, folder or hub name; repeatable", many=True),
-    Option("small-model", _text, DEFAULT_PAIR[0], "small model of the pair that EAD is judged on (default: emad-nano)"),
-    Option("large-model", _text, DEFAULT_PAIR[1], "large model of that pair, same tokenizer (default: emad-tiny)"),
+    Option(
+        "model",
+        _model,
+        (DEFAULT_MODEL,),
+        "model to judge: bundled name, folder or hub name; NAME@REVISION for a branch, tag or commit of a hub model; "
+        "repeatable",
+        "NAME[@REVISION]",
+        many=True,
+    ),
+    Option("small-model", _model, DEFAULT_PAIR[0], "small model of the pair EAD is judged on (default: emad-nano)"),
+    Option("large-model", _model, DEFAULT_PAIR[1], "large model of that pair, same tokenizer (default: emad-tiny)"),
     Option("corpus", _corpus, None, f"text to read: {', '.join(CORPORA)}, or a path (default: by model)"),
     Option("device", _device, "cpu", "torch device (default: cpu)"),
     Option("dtype", _one_of(DTYPES), "float32", f"one of {', '.join(DTYPES)} (default: float32)"),
     Option("backend", _text, None, "plugin that makes the decoder under test (default: the one installed, else ours)"),
     Option("profile", _file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
     Option("margin", _number, None, "also judge EMAD at this margin, in nats", "NATS"),
-    Option("report", _writable_folder, None, "folder for report.json", "DIR"),
+    Option("report", _writable_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
     Option("gate", _one_of(GATES), "paper", "paper: falsifiers fail the run; known: a change of a known verdict does"),
     Option("gate-claims", _claim_ids, frozenset(), "comma list of further claims that gate, e.g. EMAD-E1,EMAD-E3"),
     Option("claims", _file, None, "TOML file with other thresholds or gates for rows of the register", "FILE"),

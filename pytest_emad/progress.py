@@ -8,7 +8,7 @@ the captured output, where a failing test shows them.
 from __future__ import annotations
 
 import os
-from typing import TextIO
+from typing import Any, TextIO, cast
 
 _streams: list[TextIO | None] = []  # a stack: pytester runs a pytest inside a pytest
 
@@ -31,7 +31,23 @@ def close_stream() -> None:
 def stream() -> TextIO | None:
     """Where bars go, at the start of a line; None: wherever standard error leads."""
     current = _streams[-1] if _streams else None
-    if current is not None:
-        current.write("\n")  # pytest stands in the middle of a line, behind the name of the test's file
-        current.flush()
-    return current
+    return None if current is None else cast(TextIO, _FreshLine(current))
+
+
+class _FreshLine:
+    """``stream``, on a new line from the first word on: pytest stands in the middle of one, behind a file's name.
+
+    Bars of work that ends soon are never drawn, and leave no line behind.
+    """
+
+    def __init__(self, stream: TextIO):
+        self._stream, self._fresh = stream, False
+
+    def write(self, text: str) -> int:
+        if not self._fresh:
+            self._stream.write("\n")
+            self._fresh = True
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -193,8 +193,9 @@ class Subject:
         cut = windows(self.documents(split), self.window, self.opening, count, each)
         return [replace(window, source=self.source) for window in cut]
 
-    def trace(self, sequences: Sequence[TokenSequence], what: str) -> Trace:
-        return take_trace(self.stepper, sequences, progress=f"{self.name}: {what}", file=progress.stream())
+    def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
+        named = f"{self.name}: {what}"
+        return take_trace(self.stepper, sequences, rules=rules, progress=named, file=progress.stream())
 
     # ------------------------------------------------------------ decoders
 

@@ -53,12 +53,15 @@ class Writing(Protocol):
     queries: int
     keys: int
 
-    def slots(self) -> Tensor:
-        """int64 [rows, n] on the device."""
+    def slots(self, device: torch.device) -> Tensor:
+        """int64 [rows, n] on ``device``."""
 
 
 class LayerCache:
-    """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves."""
+    """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves.
+
+    They lie on the device that wrote them: the one of the layer's weights.
+    """
 
     def __init__(self, number: int, rows: int, capacity: int):
         self._number, self._capacity = number, capacity
@@ -111,8 +114,9 @@ class LayerCache:
         else:
             row = torch.arange(len(frame.rows), device=keys.device) if places is None else places
             # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
-            self._keys[row[:, None], :, frame.slots()] = keys.transpose(1, 2)
-            self._values[row[:, None], :, frame.slots()] = values.transpose(1, 2)
+            slots = frame.slots(keys.device)
+            self._keys[row[:, None], :, slots] = keys.transpose(1, 2)
+            self._values[row[:, None], :, slots] = values.transpose(1, 2)
         self._hold(frame)
         seen_keys, seen_values = self._keys.narrow(2, 0, frame.keys), self._values.narrow(2, 0, frame.keys)
         return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])

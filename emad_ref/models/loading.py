@@ -8,10 +8,12 @@ The only place that loads a model. What a name means, in this order:
     pythia-410m, …           a short name of a hub repository (``HUB``)
     PATH                     a folder with config.json, weights and tokenizer
     OWNER/REPOSITORY         the hub
+    NAME@REVISION            the same at a branch, tag or commit: pythia-410m@step3000; names of the hub only
 
 Code from a repository is never run; weights come from safetensors, in one file or in shards, or from .bin files read
 weights-only. A hub model is read at one commit, which its provenance names. ``device="auto"`` leaves the placement to
-accelerate: the accelerators of this machine, or the CPU where there is none.
+accelerate: the accelerators of this machine, or the CPU where there is none. What it spreads over several is walked
+like any other (``models.placement``).
 """
 
 from __future__ import annotations
@@ -111,6 +113,18 @@ class Loaded:
         return Seq2SeqStepper(self.model) if _reads_a_source(self.model.config) else Stepper(self.model)
 
     @property
+    def facts(self) -> dict[str, Any]:
+        """What a report and a golden say of the model, plain JSON values: which it is, and ``provenance``."""
+        return {
+            **self.provenance,
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "layers": self.geometry.layers,
+            "parameters": self.geometry.parameters(),
+            "trained": self.trained,
+        }
+
+    @property
     def opening(self) -> int | None:
         """The id that opens every sequence: beginning of text, else end of text, else None.
 
@@ -155,17 +169,16 @@ def load(
     """Load a model by name (see the module's docstring).
 
     ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
-    branch, tag or commit; ``seed`` draws random weights. ``device`` as torch names it, or ``auto``.
+    branch, tag or commit, which may also stand behind the name: ``NAME@REVISION``; ``seed`` draws random weights.
+    ``device`` as torch names it, or ``auto``.
 
     Raises:
-        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, a device
-            that this machine does not have, ``auto`` without accelerate or without room for the model, weights that
-            hold NaN or infinity.
+        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, two
+            different ones or an empty one, a device that this machine does not have, ``auto`` without accelerate or
+            without room for the model, weights that hold NaN or infinity.
         ModelUnavailable: weights that cannot be had.
     """
-    source = _source_of(name)
-    if revision is not None and source.hub_id is None:
-        raise BadArgument("revision", revision, "None", f"{name} is not on the hub")
+    source, revision = _source_and_revision(name, revision)
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
@@ -227,7 +240,8 @@ def _placed(name: str, model: Any, device: str | torch.device) -> tuple[Any, dic
         raise BadArgument(
             "device", AUTO, "memory for all of the model", f"{name}: no room for {', '.join(outside)}; try bfloat16"
         )
-    return accelerate.dispatch_model(model, spread), {module: str(place) for module, place in spread.items()}
+    placed = accelerate.dispatch_model(model, spread, skip_keys=model._skip_keys_device_placement)
+    return placed, {module: str(place) for module, place in spread.items()}
 
 
 def _require_finite(name: str, model: Any) -> None:
@@ -260,6 +274,22 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
 
 
 # ---------------------------------------------------------------- names
+
+
+def _source_and_revision(name: str, given: str | None) -> tuple[_Source, str | None]:
+    """Where a name leads, and the revision that is asked for in it or beside it."""
+    plain, at, behind = name.rpartition("@")
+    if not at or Path(name).is_dir():  # a folder's name may hold an @
+        source, revision = _source_of(name), given
+    elif not behind:
+        raise BadArgument("name", name, "a branch, tag or commit of the hub behind the @", "e.g. pythia-410m@step3000")
+    elif given not in (None, behind):
+        raise BadArgument("revision", given, f"{behind!r}, as the name {name} says", "name it once")
+    else:
+        source, revision = _source_of(plain), behind
+    if revision is not None and source.hub_id is None:
+        raise BadArgument("revision", revision, "none, for only the hub has revisions", f"{name} is not on the hub")
+    return source, revision
 
 
 def _source_of(name: str) -> _Source:

@@ -35,7 +35,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.anatomy import Anatomy
 from emad_ref.models.cache import Cache
 from emad_ref.models.geometry import Geometry, geometry_of
-from emad_ref.models.stepper import CHECKED_ROWS, CHECKED_TOKENS, FIRST_TABLE, Frame, Stepper
+from emad_ref.models.placement import bare, device_of, to_device, visited
+from emad_ref.models.stepper import CHECKED_ROWS, CHECKED_TOKENS, FIRST_TABLE, Frame, Station, Stepper
 from emad_ref.record import Ints, Work
 
 T5 = Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None)
@@ -167,15 +168,21 @@ class SourceFrame(Frame):
         super().__init__(stepper, rows, starts, lengths, queries, cached=True)
         assert cache.encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
         self._walker, self.cache = stepper, cache
-        bias = stepper.position_bias(self._distances())
-        self.block_arguments: dict[str, Any] = {
-            "attention_mask": self._mask(None),
+        bias, seen = stepper.position_bias(self._distances()), _Seen(cache, self)
+        self.block_arguments = {
+            device: self._given(to_device(bias, device), cache.encoded, seen) for device in stepper.places
+        }
+
+    def _given(self, bias: Tensor, encoded: Encoded, seen: _Seen) -> dict[str, Any]:
+        """Keyword arguments of the blocks on one device, that of ``bias``."""
+        return {
+            "attention_mask": self._mask(None, bias.device),
             "position_bias": bias,
             # that it is there makes a block attend to a source; its values are read by ``_reach``, not by the block
-            "encoder_hidden_states": cache.encoded.states,
-            "encoder_attention_mask": self._source_mask(cache.encoded),
-            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], queries, cache.encoded.width),
-            "past_key_values": _Seen(cache, self),
+            "encoder_hidden_states": encoded.states,
+            "encoder_attention_mask": self._source_mask(encoded, bias.device),
+            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], self.queries, encoded.width),
+            "past_key_values": seen,
         }
 
     def take(self, keep: Ints) -> SourceFrame:
@@ -184,17 +191,18 @@ class SourceFrame(Frame):
 
     def _distances(self) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        here = self.slots() if self.start is None else self.slots()[:1]
+        slots = self.slots(self._walker.places[0])
+        here = slots if self.start is None else slots[:1]
         return (here[:, :, None] - torch.arange(self.keys, device=here.device)).clamp_(min=0)
 
-    def _source_mask(self, encoded: Encoded) -> Tensor | None:
+    def _source_mask(self, encoded: Encoded, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None where no source is padded."""
         lengths = [encoded.lengths[row] for row in self.rows]
         if min(lengths) == encoded.width:
             return None
         seen = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
         mask = torch.zeros(seen.shape, dtype=encoded.states.dtype)
-        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(encoded.states.device)
+        return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(device)
 
 
 class _Own:
@@ -237,13 +245,14 @@ class _Seen(EncoderDecoderCache):
 
 
 class Seq2SeqStepper(Stepper):
-    """Walks one T5 on one device; everything is as in ``Stepper``, except that a cache belongs to sources.
+    """Walks one T5; everything is as in ``Stepper``, except that a cache belongs to sources.
 
     ``model``: a ``T5ForConditionalGeneration`` in eval mode, T5 or v1.1, with sdpa or eager attention.
     ``check``: compare full-depth logits with the model's own, over sources and decoder inputs of 2 rows.
 
     Raises:
-        BadArgument: another family, training mode, several devices, another attention implementation.
+        BadArgument: another family, training mode, offloaded weights, a block on several devices, another attention
+            implementation.
         ModelMismatch: the walk does not reproduce the model.
     """
 
@@ -257,16 +266,21 @@ class Seq2SeqStepper(Stepper):
         self.kernel: str = config._attn_implementation
         self._require_usable(model)
         decoder = model.get_decoder()
-        self._decoder_blocks = list(getattr(decoder, self.anatomy.blocks))
-        self._bias = self._decoder_blocks[0].layer[0].SelfAttention
-        self.kinds: tuple[str, ...] = ()  # what a plain Frame prepares for blocks; SourceFrame prepares its own
+        self._head = bare(model.get_output_embeddings())
+        self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
+        self._decoder_blocks = [
+            (bare(block), device_of(f"layer {number}", block) or self.device)
+            for number, block in enumerate(getattr(decoder, self.anatomy.blocks), start=1)
+        ]
+        self._bias = self._decoder_blocks[0][0].layer[0].SelfAttention
+        self.places = tuple(dict.fromkeys(device for _, device in self._decoder_blocks))
+        self.stations: tuple[Station, ...] = ()  # a plain Frame prepares nothing for blocks; SourceFrame does
         self.window, self.rotary = None, None
-        self._embedding, self._head = decoder.embed_tokens, model.get_output_embeddings()
-        self._final_norm = getattr(decoder, self.anatomy.final_norm)
+        self._embedding = visited("embedding", decoder.embed_tokens, self.device)
+        self._final_norm = self._part(decoder, self.anatomy.final_norm)
         self._project_in, self._positions, self.softcap = None, None, None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
         self._buckets: Tensor | None = None
-        self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         if check:
             self._compare_with_model()
 
@@ -292,7 +306,7 @@ class Seq2SeqStepper(Stepper):
         mask = None if present.all() else torch.from_numpy(present.astype(np.int64)).to(self.device)
         encoder = self.model.get_encoder()
         states = encoder(input_ids=torch.from_numpy(ids).to(self.device), attention_mask=mask).last_hidden_state
-        return Encoded(states, lengths)
+        return Encoded(to_device(states, self.device), lengths)
 
     def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> SourceCache:
         """An empty cache with one row per source; runs the encoder. Raises as ``encode``."""
@@ -330,9 +344,10 @@ class Seq2SeqStepper(Stepper):
         cache.require(first, last, frame)
         for number in range(first, last):
             self._reach(number, frame.rows, cache, encoded)
-            hidden = self._decoder_blocks[number](hidden, **frame.block_arguments)[0]
+            block, device = self._decoder_blocks[number]
+            hidden = block(to_device(hidden, device), **frame.block_arguments[device])[0]
         cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.width
-        return hidden
+        return to_device(hidden, self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
@@ -348,8 +363,9 @@ class Seq2SeqStepper(Stepper):
             raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
         frame, cache, _ = _same_sources(frame, cache)
         cache.require(layer - 1, layer, frame)
-        part = self._decoder_blocks[layer - 1].layer[0]
-        keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(hidden))
+        block, device = self._decoder_blocks[layer - 1]
+        part = block.layer[0]
+        keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(to_device(hidden, device)))
         cache.layers[layer - 1].write(keys, values, frame)
 
     def normed(self, hidden: Tensor) -> Tensor:
@@ -362,7 +378,7 @@ class Seq2SeqStepper(Stepper):
         return self._head(self.normed(hidden))
 
     def position_bias(self, distances: Tensor) -> Tensor:
-        """[rows, heads, n, keys] bias on scores, of block 0, for int64 ``distances`` ≥ 0 [rows, n, keys]."""
+        """[rows, heads, n, keys] bias on scores, of block 0 and on its device, where ``distances`` int64 ≥ 0 are."""
         return self._bias.relative_attention_bias(self._bucket_table(distances.shape[2])[distances]).permute(0, 3, 1, 2)
 
     def _bucket_table(self, positions: int) -> Tensor:
@@ -372,7 +388,7 @@ class Seq2SeqStepper(Stepper):
             # tensors made in inference mode cannot take part in a later forward outside it
             with torch.inference_mode(False):
                 self._buckets = self._bias._relative_position_bucket(
-                    -torch.arange(max(positions, 2 * held), device=self.device),
+                    -torch.arange(max(positions, 2 * held), device=self.places[0]),
                     bidirectional=False,
                     num_buckets=self._bias.relative_attention_num_buckets,
                     max_distance=self._bias.relative_attention_max_distance,
@@ -385,8 +401,9 @@ class Seq2SeqStepper(Stepper):
         if not missing:
             return
         states = encoded.states if len(missing) == cache.rows else encoded.states[missing]
-        attention = self._decoder_blocks[number].layer[1].EncDecAttention
-        cache.cross[number].add(missing, *self._keys_and_values(attention, states))
+        block, device = self._decoder_blocks[number]
+        attention = block.layer[1].EncDecAttention
+        cache.cross[number].add(missing, *self._keys_and_values(attention, to_device(states, device)))
         cache.cross_fills[number] += len(missing) * encoded.width
 
     def _keys_and_values(self, attention: Any, states: Tensor) -> tuple[Tensor, Tensor]:
@@ -410,9 +427,8 @@ class Seq2SeqStepper(Stepper):
         lengths = [CHECKED_TOKENS - 5 * row for row in range(CHECKED_ROWS)]
         mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         read = ids.flip(1)
-        theirs = self.model(
-            input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False
-        ).logits.double()
+        theirs = self.model(input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False).logits
+        theirs = to_device(theirs, self.device).double()
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
         self._require_same(self._full_depth(ids, 0, self.open(sources)), theirs)
         cache = self.open(sources, CHECKED_TOKENS)

@@ -9,13 +9,17 @@ where the masks agree, and a checkpoint needs no conversion. What a forward need
 tables) is a ``Frame``. Construction compares full-depth logits with ``model(ids).logits``: an unknown or changed
 family fails loudly.
 
+A model may be spread over several devices, block by block (``models.placement``). What crosses the surface lives on
+``stepper.device``, the head's: token ids go in there, states and logits come out there. Inside, a block gets its
+states, masks and rotary tables on its own device, and its K and V stay there.
+
 No loop over tokens, no exits, no sampling. Call under ``torch.inference_mode()``. Layers count from 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
@@ -26,6 +30,7 @@ from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of
 from emad_ref.models.cache import Cache
 from emad_ref.models.fused import fused
 from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.placement import bare, device_of, to_device, visited
 from emad_ref.record import Ints
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12
@@ -45,6 +50,13 @@ class ModelMismatch(EmadError):
             f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/anatomy.py does not fit this "
             "checkpoint or this version of transformers"
         )
+
+
+class Station(NamedTuple):
+    """What decides a block's arguments: its ``kind`` of attention, and the ``device`` its weights lie on."""
+
+    kind: str
+    device: torch.device
 
 
 class Frame:
@@ -70,10 +82,10 @@ class Frame:
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
         self.keys = max(starts) + queries
         self.single = cached and queries == 1 and self.start is not None  # one query per row that sees every key
-        self._slots: Tensor | None = None
+        self._slots: dict[torch.device, Tensor] = {}
         self._taken: dict[tuple[int, ...], Frame] = {}
         self._writer: _Writer | None = None
-        self._arguments = {kind: self._arguments_of(kind) for kind in stepper.kinds}
+        self._arguments = {station: self._arguments_of(station) for station in stepper.stations}
 
     def take(self, keep: Ints) -> Frame:
         """The frame of a subset of its rows: ``keep`` int64 indices into them; ``hidden[keep]`` goes with it."""
@@ -87,15 +99,15 @@ class Frame:
             self._taken[chosen] = Frame(self.stepper, rows, starts, lengths, self.queries, self.cached)
         return self._taken[chosen]
 
-    def slots(self) -> Tensor:
-        """int64 [rows, n] positions on the device."""
-        if self._slots is None:
-            first = torch.tensor(self.starts, device=self.stepper.device)
-            self._slots = first[:, None] + torch.arange(self.queries, device=self.stepper.device)
-        return self._slots
+    def slots(self, device: torch.device) -> Tensor:
+        """int64 [rows, n] positions on ``device``."""
+        if device not in self._slots:
+            first = torch.tensor(self.starts, device=device)
+            self._slots[device] = first[:, None] + torch.arange(self.queries, device=device)
+        return self._slots[device]
 
-    def arguments(self, cache: Cache | None) -> dict[str, dict[str, Any]]:
-        """Keyword arguments of a block, per kind of layer."""
+    def arguments(self, cache: Cache | None) -> dict[Station, dict[str, Any]]:
+        """Keyword arguments of a block, by its station."""
         if (cache is not None) != self.cached:
             raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
         if cache is not None and (self._writer is None or self._writer.cache is not cache):
@@ -104,20 +116,22 @@ class Frame:
                 arguments[self.stepper.anatomy.cache_keyword] = self._writer
         return self._arguments
 
-    def _arguments_of(self, kind: str) -> dict[str, Any]:
-        arguments: dict[str, Any] = {"attention_mask": self._mask(self.stepper.window if kind == SLIDING else None)}
+    def _arguments_of(self, station: Station) -> dict[str, Any]:
+        window = self.stepper.window if station.kind == SLIDING else None
+        arguments: dict[str, Any] = {"attention_mask": self._mask(window, station.device)}
         if self.stepper.rotary is not None:
-            arguments["position_embeddings"] = self._rotary(kind)
+            arguments["position_embeddings"] = self._rotary(station)
         return arguments
 
-    def _rotary(self, kind: str) -> tuple[Tensor, Tensor]:
+    def _rotary(self, station: Station) -> tuple[Tensor, Tensor]:
         """(cos, sin), [1, n, d] if all rows start at the same position, else [rows, n, d]."""
-        cos, sin = self.stepper.rotary_table(kind, self.keys)
+        cos, sin = self.stepper.rotary_table(station, self.keys)
         if self.start is not None:
             return cos.narrow(1, self.start, self.queries), sin.narrow(1, self.start, self.queries)
-        return cos[0][self.slots()], sin[0][self.slots()]
+        slots = self.slots(station.device)
+        return cos[0][slots], sin[0][slots]
 
-    def _mask(self, window: int | None) -> Tensor | None:
+    def _mask(self, window: int | None, device: torch.device) -> Tensor | None:
         """Additive mask [rows or 1, 1, n, keys]; None where attending to everything or SDPA's causal flag is right.
 
         A query at position p sees slots s ≤ p and, in a window of w, s > p − w.
@@ -127,12 +141,12 @@ class Frame:
         unmasked = self.queries == 1 or (self.stepper.kernel == "sdpa" and self.start == 0)
         if self.start is not None and not windowed and unmasked:
             return None
-        here = self.slots() if self.start is None else self.slots()[:1]
-        there = torch.arange(self.keys, device=here.device)
+        here = self.slots(device) if self.start is None else self.slots(device)[:1]
+        there = torch.arange(self.keys, device=device)
         seen = there <= here[:, :, None]
         if window is not None and windowed:
             seen &= there > here[:, :, None] - window
-        mask = torch.zeros(seen.shape, dtype=self.stepper.dtype, device=here.device)
+        mask = torch.zeros(seen.shape, dtype=self.stepper.dtype, device=device)
         return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None]
 
 
@@ -159,13 +173,16 @@ class _Filler(_Writer):
 
 
 class Stepper:
-    """Walks one model on one device.
+    """Walks one model, on one device or spread over several (``models.placement``).
 
     ``model``: a transformers causal LM in eval mode, of a family in ``models.anatomy``, with sdpa or eager attention.
+    One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (two forwards of 2 × 12 tokens).
+    ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
 
     Raises:
-        BadArgument: a family without a row, training mode, several devices, another attention implementation.
+        BadArgument: a family without a row, training mode, offloaded weights, a block on several devices, another
+            attention implementation.
         ModelMismatch: the walk does not reproduce the model.
     """
 
@@ -177,20 +194,27 @@ class Stepper:
         self.kernel: str = config._attn_implementation
         self._require_usable(model)
         decoder = model.get_decoder()
-        blocks, kinds = list(getattr(decoder, self.anatomy.blocks)), layer_kinds(config)
-        self._blocks = list(zip(blocks, kinds, strict=True))
-        self._steps = [(fused(block, self.kernel) or block, kind) for block, kind in self._blocks]
-        self.kinds: tuple[str, ...] = tuple(sorted(set(kinds)))
-        self.window: int | None = config.sliding_window if SLIDING in kinds else None
-        self._embedding, self._head = model.get_input_embeddings(), model.get_output_embeddings()
-        self._final_norm = getattr(decoder, self.anatomy.final_norm)
-        self._project_in = _named(decoder, self.anatomy.project_in)
-        self._project_out = _named(decoder, self.anatomy.project_out)
-        self._positions: Any = _named(decoder, self.anatomy.positions)
-        self.rotary: Any = _named(decoder, self.anatomy.rotary)
-        self.softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
-        self._tables: dict[str, tuple[Tensor, Tensor]] = {}
+        blocks = getattr(decoder, self.anatomy.blocks)
+        self._head = bare(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
+        self._blocks = [
+            (bare(block), Station(kind, device_of(f"layer {number}", block) or self.device))
+            for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
+        ]
+        self._steps = [(fused(block, self.kernel) or block, station) for block, station in self._blocks]
+        self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
+        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
+        windowed = any(station.kind == SLIDING for station in self.stations)
+        self.window: int | None = config.sliding_window if windowed else None
+        self._embedding = visited("embedding", model.get_input_embeddings(), self.device)
+        self._final_norm = self._part(decoder, self.anatomy.final_norm)
+        self._project_in = self._part(decoder, self.anatomy.project_in)
+        self._project_out = self._part(decoder, self.anatomy.project_out)
+        self._positions: Any = _named(decoder, self.anatomy.positions)
+        rotary = _named(decoder, self.anatomy.rotary)
+        self.rotary: Any = None if rotary is None else bare(rotary)
+        self.softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
+        self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
         if check:
             self._compare_with_model()
 
@@ -255,8 +279,8 @@ class Stepper:
         if self._positions is not None:
             table, offset = self._positions.weight, self.anatomy.position_offset
             if frame.start is None:
-                return hidden + table[frame.slots() + offset]
-            return hidden + table.narrow(0, frame.start + offset, frame.queries)
+                return hidden + to_device(table[frame.slots(table.device) + offset], self.device)
+            return hidden + to_device(table.narrow(0, frame.start + offset, frame.queries), self.device)
         return hidden
 
     def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
@@ -271,9 +295,9 @@ class Stepper:
         if cache is not None:
             cache.require(first, last, frame)
         arguments = frame.arguments(cache)
-        for block, kind in (self._steps if frame.single else self._blocks)[first:last]:
-            hidden = block(hidden, **arguments[kind])
-        return hidden
+        for block, station in (self._steps if frame.single else self._blocks)[first:last]:
+            hidden = block(to_device(hidden, station.device), **arguments[station])
+        return to_device(hidden, self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
@@ -287,10 +311,10 @@ class Stepper:
         if not 1 <= layer <= self.layers:
             raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
         cache.require(layer - 1, layer, frame)
-        block, kind = self._blocks[layer - 1]
-        arguments = {**frame.arguments(cache)[kind], self.anatomy.cache_keyword: _Filler(cache, frame)}
+        block, station = self._blocks[layer - 1]
+        arguments = {**frame.arguments(cache)[station], self.anatomy.cache_keyword: _Filler(cache, frame)}
         try:
-            block(hidden, **arguments)
+            block(to_device(hidden, station.device), **arguments)
         except _Stored:
             return
         raise AssertionError(f"layer {layer} never updated its cache")
@@ -316,25 +340,29 @@ class Stepper:
         """[V], or None."""
         return self._head.bias
 
-    def rotary_table(self, kind: str, positions: int) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards."""
-        key = kind if self.anatomy.rotary_per_kind else FULL
+    def rotary_table(self, station: Station, positions: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, where blocks read."""
+        key = station if self.anatomy.rotary_per_kind else Station(FULL, station.device)
         if key not in self._tables or self._tables[key][0].shape[1] < positions:
             held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
+            home = device_of("rotary", self.rotary) or self.device
             # tensors made in inference mode cannot take part in a later forward outside it
             with torch.inference_mode(False), torch.no_grad():
-                at = torch.arange(max(positions, 2 * held), device=self.device)[None]
-                like = torch.empty(0, dtype=self.dtype, device=self.device)
-                per_kind = (kind,) if self.anatomy.rotary_per_kind else ()
-                self._tables[key] = self.rotary(like, at, *per_kind)
+                at = torch.arange(max(positions, 2 * held), device=home)[None]
+                like = torch.empty(0, dtype=self.dtype, device=home)
+                per_kind = (station.kind,) if self.anatomy.rotary_per_kind else ()
+                cos, sin = self.rotary(like, at, *per_kind)
+                self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
         return self._tables[key]
+
+    def _part(self, decoder: Any, name: str | None) -> Any:
+        """A part of the decoder, called on this stepper's device; None where the family has none."""
+        part = _named(decoder, name)
+        return None if part is None else visited(str(name), part, self.device)
 
     def _require_usable(self, model: Any) -> None:
         if model.training:
             raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
-        devices = sorted({str(p.device) for p in model.parameters()})
-        if len(devices) != 1:
-            raise BadArgument("devices", devices, "one device for all parameters")
         if self.kernel not in ATTENTION_KERNELS:
             raise BadArgument("attn_implementation", self.kernel, " or ".join(ATTENTION_KERNELS))
 
@@ -342,7 +370,7 @@ class Stepper:
     def _compare_with_model(self) -> None:
         """One plain pass, and one cached step after a prompt, against the model's own logits."""
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
-        theirs = self.model(ids, use_cache=False).logits.double()
+        theirs = to_device(self.model(ids, use_cache=False).logits, self.device).double()
         cache = self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
         self._require_same(self._full_depth(ids, 0, None), theirs)
         self._full_depth(ids[:, :-1], 0, cache)

@@ -3,16 +3,25 @@
     rows = read("gsm8k", "test", folder=data / "gsm8k")        # [{"question": …, "answer": …}, …]
     splits(source="gsm8k", folder="gsm8k", hub="openai/gsm8k", name="main", data=…)["test"]   # for lm-eval's tasks
 
-Layout of a data folder (``.jsonl`` may be ``.jsonl.gz``; a split that is not asked for need not be there):
+Layout of a data folder (``.jsonl`` may be ``.jsonl.gz`` or ``.jsonl.zst``; a split that is not asked for need not be
+there). Behind each, where files as their authors published them may lie instead:
 
     wikitext-2/ wikitext-103/    valid.txt test.txt                 pages, cut at top-level headings
     pile/                        valid.jsonl                        text
+        val.jsonl.zst            the Pile's own
     arc/ARC-Easy/ ARC-Challenge/ train.jsonl validation.jsonl test.jsonl   question, choices {text, label}, answerKey
+        ARC-Easy-Test.jsonl      AllenAI's, here or in arc/ARC-V1-Feb2018-2/ARC-Easy/, where the archive has them
     gsm8k/                       train.jsonl test.jsonl             question, answer
     math/SUBJECT/                train.jsonl test.jsonl             problem, solution
+        1.json …                 the archive's, one file per problem, in math/test/SUBJECT/ or math/MATH/test/SUBJECT/
+        test.jsonl               in math/: all subjects in one file, told apart by ``subject`` or ``type``
     humaneval/                   HumanEval.jsonl                    task_id, prompt, test, entry_point, …
     squad/                       train-v1.1.json dev-v1.1.json      SQuAD v1.1 as published
-    samsum/                      train.json val.json test.json      dialogue, summary
+    samsum/                      train.json val.json test.json      dialogue, summary: out of corpus.7z
+
+Files of the hub's repositories are taken as they are too, in the folders that they have there: ARC's, GSM8K's, MATH's,
+HumanEval's and SQuAD's ``test-00000-of-00001.parquet`` (read by pyarrow, which comes with the extra ``tasks`` and
+unpacks .zst), and SamSum's ``test.csv``. What is found first is read: our names, then the authors', then the hub's.
 
 Every row is checked before any model sees it; what is wrong is named by file, line and field. Hub rows pass the same
 checks. This module knows nothing of models, prompts or scores.
@@ -20,14 +29,21 @@ checks. This module knows nothing of models, prompts or scores.
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import logging
+import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.text import world
@@ -55,11 +71,23 @@ class Field:
 
 @dataclass(frozen=True)
 class Source:
-    """``files``: names of each split's file, the first that exists is read; ``read`` yields its rows."""
+    """One benchmark.
+
+    ``files``     paths of each split's file from the benchmark's folder, whose own name stands for ``{name}``; the
+                  first that exists is read. A folder is read file by file.
+    ``fields``    what every row must have.
+    ``remedy``    how to get the files into place.
+    ``json``      rows of a .json file, or of any other whose name does not tell (``READERS``).
+    ``row``       a row as published → as the hub has it.
+    ``subject``   of a row, where one file holds the rows of several folders.
+    """
 
     files: dict[str, tuple[str, ...]]
-    read: Callable[[Path], Iterator[Placed]]
     fields: tuple[Field, ...]
+    remedy: str
+    json: Callable[[Path], Iterator[Placed]]
+    row: Callable[[Row], Row] = dict
+    subject: Callable[[Row], str] | None = None
 
 
 # ---------------------------------------------------------------- reading
@@ -69,22 +97,56 @@ def read(source: str, split: str, folder: Path) -> list[Row]:
     """All rows of ``split`` (train, validation or test) of a folder, checked.
 
     Raises:
-        BadArgument: an unknown source or split, a missing file, or a row that does not fit.
+        BadArgument: an unknown source or split, a missing file, a package that a packed file needs, or a row that does
+            not fit.
     """
-    known = _source(source)
+    known, folder = _source(source), Path(os.path.normpath(folder))
     path = file_of(source, split, folder)
     if path is None:
         names = known.files.get(split)
         if names is None:
             raise BadArgument("split", split, f"one of {', '.join(known.files)}, which {source} has")
-        raise BadArgument("data", str(folder), f"a folder that holds {' or '.join(names)}", "put the file there")
-    return checked(known.read(path), known.fields, f"file {str(path)!r} has no rows")
+        held = " or ".join(name.format(name=folder.name) for name in names)
+        raise BadArgument("data", str(folder), f"a folder that holds {held}", known.remedy)
+    rows: Iterator[Placed] = ((place, known.row(row)) for place, row in _rows_of(path, known))
+    if known.subject is not None and path.is_file() and not path.is_relative_to(folder):
+        rows = _about(folder.name, known.subject, rows)
+    return checked(rows, known.fields, f"file {str(path)!r} has no rows of {folder.name}")
 
 
 def file_of(source: str, split: str, folder: Path) -> Path | None:
-    """The file that holds ``split``, or None."""
-    candidates = (folder / name for name in _source(source).files.get(split, ()))
-    return next((path for path in candidates if path.is_file()), None)
+    """The file, or the folder of files, that holds ``split``; None where there is none."""
+    names = (name.format(name=folder.name) for name in _source(source).files.get(split, ()))
+    candidates = (Path(os.path.normpath(folder / name)) for name in names)
+    return next((path for path in candidates if path.is_file() or _is_filled(path)), None)
+
+
+def _about(name: str, subject: Callable[[Row], str], rows: Iterable[Placed]) -> Iterator[Placed]:
+    """Rows of one subject out of a file that holds several."""
+    for place, row in rows:
+        found = subject(row)
+        if not found:
+            remedy = "mend the row, or give each subject a folder of its own"
+            raise BadArgument(f"{place}: subject", None, "a subject or type, in a file of all subjects", remedy)
+        if found == name:
+            yield place, row
+
+
+def _held(source: str, folder: Path) -> list[str]:
+    """Splits that a folder has."""
+    return [split for split in _source(source).files if file_of(source, split, folder) is not None]
+
+
+def _is_filled(path: Path) -> bool:
+    return path.is_dir() and next(path.glob("*.json"), None) is not None
+
+
+def _rows_of(path: Path, source: Source) -> Iterator[Placed]:
+    if path.is_dir():
+        files = sorted(path.glob("*.json"), key=lambda file: (len(file.stem), file.stem))  # 2.json before 10.json
+        return (_mapping(_whole(_text(file), file), str(file)) for file in files)
+    ending = Path(path.stem).suffix if path.suffix in OPENERS else path.suffix
+    return READERS.get(ending, source.json)(path)
 
 
 def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list[Row]:
@@ -104,9 +166,28 @@ def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list
 
 def json_lines(path: Path) -> Iterator[Placed]:
     """Objects, one per line; blank lines are passed over."""
-    for number, line in enumerate(_text(path).split("\n"), start=1):  # splitlines() would cut at U+2028 in strings
-        if line.strip():
-            yield _object(line, f"{path}, line {number}")
+    with _opened(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield _object(line, f"{path}, line {number}")
+
+
+def csv_rows(path: Path) -> Iterator[Placed]:
+    """Rows under the names of the first line."""
+    with _opened(path) as file:
+        for number, row in enumerate(csv.DictReader(file, strict=True), start=1):
+            yield f"{path}, row {number}", dict(row)
+
+
+def parquet_rows(path: Path) -> Iterator[Placed]:
+    """Rows of the hub's own file format."""
+    parquet = _pyarrow(path, "parquet", "take the benchmark's .jsonl file instead")
+    try:
+        rows = parquet.read_table(path).to_pylist()
+    except (ValueError, OSError) as error:  # what pyarrow's own errors are
+        raise BadArgument("data", str(path), "a complete parquet file", f"fetch it again ({error})") from error
+    for number, row in enumerate(rows):
+        yield f"{path}, row {number}", row
 
 
 def json_rows(path: Path) -> Iterator[Placed]:
@@ -146,13 +227,63 @@ def squad_rows(path: Path) -> Iterator[Placed]:
                 )
 
 
+def arc_row(row: Row) -> Row:
+    """AllenAI's nesting, question {stem, choices [{text, label}]}, as the hub has it; any other row as it is."""
+    question = row.get("question")
+    if not isinstance(question, dict):
+        return row
+    choices = question.get("choices")
+    if not isinstance(choices, list) or not all(isinstance(choice, dict) for choice in choices):
+        return row
+    columns = {name: [choice.get(name) for choice in choices] for name in ("text", "label")}
+    return row | {"question": question.get("stem"), "choices": columns}
+
+
+def math_subject(row: Row) -> str:
+    """The folder of a problem: Counting & Probability → counting_and_probability; "" where a row does not say."""
+    named = row.get("subject") or row.get("type") or ""
+    return str(named).lower().replace("&", "and").replace(" ", "_")
+
+
 def _text(path: Path) -> str:
-    opened = gzip.open if path.suffix == ".gz" else open
+    with _opened(path) as file:
+        return str(file.read())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[TextIO]:
+    """The file's text, unpacked, with its ends of lines as they are; U+2028, which JSON strings may hold, is none.
+
+    Raises:
+        BadArgument: a damaged file, or no package to unpack it.
+    """
+    opener = OPENERS.get(path.suffix, Path.open)
     try:
-        with opened(path, "rt", encoding="utf-8") as file:
-            return str(file.read())
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
+        with opener(path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
+            yield file
+    except (UnicodeDecodeError, zlib.error, EOFError, csv.Error, OSError) as error:
         raise BadArgument("data", str(path), "a complete file in UTF-8", f"fetch it again ({error})") from error
+
+
+def _unpacked_zstd(path: Path, mode: str) -> Any:
+    arrow = _pyarrow(path, "", f"unpack it yourself: zstd -d {path.name}")
+    return arrow.input_stream(str(path), compression="zstd")
+
+
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": _unpacked_zstd}
+READERS: dict[str, Callable[[Path], Iterator[Placed]]] = {
+    ".jsonl": json_lines,
+    ".csv": csv_rows,
+    ".parquet": parquet_rows,
+}
+
+
+def _pyarrow(path: Path, part: str, otherwise: str) -> Any:
+    if find_spec("pyarrow") is None:
+        raise BadArgument(
+            "data", str(path), "the package pyarrow, to read it", f"pip install 'pytest-emad[tasks]', or {otherwise}"
+        )
+    return import_module(f"pyarrow.{part}".removesuffix("."))
 
 
 def _object(line: str, place: str) -> Placed:
@@ -209,39 +340,69 @@ def _texts(*names: str) -> tuple[Field, ...]:
     return tuple(Field(name, _is_text, "a string that is not blank") for name in names)
 
 
-def _lines(stem: str) -> tuple[str, str]:
-    return f"{stem}.jsonl", f"{stem}.jsonl.gz"
+def _lines(*stems: str) -> tuple[str, ...]:
+    return tuple(f"{stem}.jsonl{packed}" for stem in stems for packed in ("", ".gz", ".zst"))
 
 
-LINES = {
-    "train": _lines("train"),
-    "validation": (*_lines("validation"), *_lines("valid"), *_lines("val")),
-    "test": _lines("test"),
-}
+def _hub(split: str, folder: str = "") -> str:
+    """A split's one file in a repository of the hub."""
+    return f"{folder}{split}-00000-of-00001.parquet"
+
+
+LINES = {"train": _lines("train"), "validation": _lines("validation", "valid", "val"), "test": _lines("test")}
 
 SOURCES: dict[str, Source] = {
-    "wikitext": Source({"validation": ("valid.txt",), "test": ("test.txt",)}, wikitext_pages, _texts("page")),
-    "pile": Source({"validation": LINES["validation"]}, json_lines, _texts("text")),
-    "arc": Source(
-        LINES,
+    "wikitext": Source(
+        {"validation": ("valid.txt",), "test": ("test.txt",)},
+        _texts("page"),
+        "put WikiText's raw files there under these names",
+        wikitext_pages,
+    ),
+    "pile": Source(
+        {"validation": LINES["validation"]},
+        _texts("text"),
+        "put val.jsonl.zst of the Pile there, or unpack it first",
         json_lines,
+    ),
+    "arc": Source(
+        {
+            split: (
+                *LINES[split],
+                f"{{name}}-{theirs}.jsonl",
+                f"../ARC-V1-Feb2018-2/{{name}}/{{name}}-{theirs}.jsonl",
+                _hub(split),
+            )
+            for split, theirs in {"train": "Train", "validation": "Dev", "test": "Test"}.items()
+        },
         (
-            *_texts("question"),
+            Field("question", _is_text, "a string that is not blank, or AllenAI's {'stem': …, 'choices': [{…}, …]}"),
             Field("choices", _are_choices, "{'text': [...], 'label': [...]} of equally many strings, two or more"),
             Field("answerKey", lambda key, row: key in row["choices"]["label"], "one of choices.label"),
         ),
+        "unzip ARC-V1-Feb2018.zip inside arc/, or put the files of the hub's allenai/ai2_arc there",
+        json_lines,
+        arc_row,
     ),
     "gsm8k": Source(
-        LINES,
-        json_lines,
+        {split: (*LINES[split], _hub(split, "main/")) for split in ("train", "test")},
         (
             *_texts("question"),
             Field("answer", lambda text, _: isinstance(text, str) and "#### " in text, "a string with '#### RESULT'"),
         ),
+        "put the .jsonl files of openai/grade-school-math there",
+        json_lines,
     ),
     "math": Source(
-        LINES,
-        json_lines,
+        {
+            split: (
+                *LINES[split],
+                f"../{split}/{{name}}",
+                f"../MATH/{split}/{{name}}",
+                *(f"../{name}" for name in LINES[split]),
+                _hub(split),
+            )
+            for split in ("train", "test")
+        },
         (
             *_texts("problem"),
             Field(
@@ -250,28 +411,37 @@ SOURCES: dict[str, Source] = {
                 "a string with its answer in \\boxed",
             ),
         ),
+        "unpack MATH.tar inside math/, so that it holds MATH/test/SUBJECT/1.json and so on",
+        json_lines,
+        subject=math_subject,
     ),
     "humaneval": Source(
-        {"test": _lines("HumanEval")},
-        json_lines,
+        {"test": (*_lines("HumanEval"), _hub("test", "openai_humaneval/"))},
         _texts("task_id", "prompt", "canonical_solution", "test", "entry_point"),
+        "put HumanEval.jsonl.gz of openai/human-eval there",
+        json_lines,
     ),
     "squad": Source(
-        {"train": ("train-v1.1.json",), "validation": ("dev-v1.1.json",)},
-        squad_rows,
+        {
+            "train": ("train-v1.1.json", _hub("train", "plain_text/")),
+            "validation": ("dev-v1.1.json", _hub("validation", "plain_text/")),
+        },
         (
             *_texts("id", "title", "context", "question"),
             Field("answers", _are_answers, "at least one answer, as in SQuAD v1.1 (v2 has questions without any)"),
         ),
+        "put the published files of SQuAD v1.1 there",
+        squad_rows,
     ),
     "samsum": Source(
         {
-            "train": ("train.json", *LINES["train"]),
-            "validation": ("val.json", *LINES["validation"]),
-            "test": ("test.json", *LINES["test"]),
+            "train": ("train.json", *LINES["train"], "train.csv"),
+            "validation": ("val.json", *LINES["validation"], "validation.csv"),
+            "test": ("test.json", *LINES["test"], "test.csv"),
         },
-        json_rows,
         _texts("dialogue", "summary"),
+        "unpack corpus.7z there (7z x corpus.7z)",
+        json_rows,
     ),
 }
 
@@ -313,7 +483,7 @@ def splits(
     """Documents of a task: from ``data``/``folder`` if a data folder is given, else from the hub.
 
     ``name`` is the hub's configuration and ``hub_splits`` its own names of splits. An ``optional`` split that is not in
-    the data folder is empty, and said to be. lm-eval passes its task metadata along, hence ``ignored``.
+    the data folder, where others are, is empty, and said to be. lm-eval passes its task metadata along: ``ignored``.
 
     Raises (when a split is asked for):
         BadArgument: a file that is missing or does not fit.
@@ -324,7 +494,7 @@ def splits(
         if data is None:
             return hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
         place = Path(data) / folder
-        if split in optional and place.is_dir() and file_of(source, split, place) is None:
+        if split in optional and split not in (held := _held(source, place)) and held:
             log.warning(
                 "%s: no %s split in %s: it counts as empty, and no few-shot prompt can come from it",
                 source,

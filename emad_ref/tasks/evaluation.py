@@ -9,11 +9,9 @@ documents. So WikiText, for which lm-eval gives no standard error, has one.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +23,7 @@ from lm_eval.tasks import TaskManager
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.tasks.local import FOLDER
+from emad_ref.tasks.logs import lm_eval_quiet
 
 FEWSHOT_SEED = 1234  # lm-eval's own: the same examples stand in the same prompts as in its published numbers
 
@@ -38,6 +37,7 @@ class TaskResult:
     ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
     ``items``    sha256 per document, in order: results are paired only where these agree.
     ``others``   the task's further metrics, float64 [n] by (metric, filter).
+    ``cut``      requests whose context lost its beginning, because the model does not see as far.
     """
 
     task: str
@@ -48,6 +48,7 @@ class TaskResult:
     tokens: Ints | None = None
     units: Ints | None = None
     others: dict[tuple[str, str], Floats] = field(default_factory=dict)
+    cut: int = 0
 
     @property
     def n(self) -> int:
@@ -97,7 +98,7 @@ def evaluate_tasks(
     """
     if limit is not None and limit < 1:
         raise BadArgument("limit", limit, "a count of documents ≥ 1", "None takes all")
-    with _quiet():
+    with lm_eval_quiet():
         loaded = task_manager(data).load(_known(tasks))
     for name, task in loaded["tasks"].items():
         if task.get_config("unsafe_code") and not run_code:
@@ -105,17 +106,27 @@ def evaluate_tasks(
         if task.get_config("num_fewshot") is None:
             task.set_config("num_fewshot", 0)
         task.set_fewshot_seed(FEWSHOT_SEED)
-    with _quiet():
+    before = _cut(lm)
+    with lm_eval_quiet():
         results = evaluate(
             lm, loaded, limit=limit, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=run_code
         )
-    return {name: _result(name, task, results["samples"][name], lm) for name, task in loaded["tasks"].items()}
+    cut = {name: count - before.get(name, 0) for name, count in _cut(lm).items()}
+    return {
+        name: replace(_result(name, task, results["samples"][name], lm), cut=cut.get(name, 0))
+        for name, task in loaded["tasks"].items()
+    }
+
+
+def _cut(lm: LM) -> dict[str, int]:
+    """Task → requests cut so far; other models than ``EmadLM`` do not tell."""
+    return dict(getattr(lm, "cut", {}))
 
 
 def task_manager(data: Path | None) -> TaskManager:
     """lm-eval's task manager over our definitions alone (2 ms; with its own, 8 s)."""
     metadata = {} if data is None else {"data": str(data)}
-    with _quiet():
+    with lm_eval_quiet():
         return TaskManager(include_path=str(FOLDER), include_defaults=False, metadata=metadata)
 
 
@@ -149,15 +160,3 @@ def _result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM
         return TaskResult(task_name, metric, chosen, main, items, others=columns)
     tokens = np.array([len(lm.tok_encode(row["arguments"][0][0])) for row in first], dtype=np.int64)
     return TaskResult(task_name, metric, chosen, -main[:, 0], items, tokens=tokens, units=main[:, 1].astype(np.int64))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """lm-eval logs a warning for every definition and data folder it is given: nothing a user can act on."""
-    logger = logging.getLogger("lm_eval")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)

@@ -24,12 +24,13 @@ a rule, for it stands to the right of everything that is decided.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import torch
@@ -49,7 +50,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.protocol import Decoder, Prompt
+from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.readout.signals import entropy_nats, require_finite, softmax_response
 from emad_ref.record import Ints
 from emad_ref.replay import argmax_at, replay, sums
@@ -243,34 +244,83 @@ def _and(so_far: Answer, logits: NDArray[np.float64], target: int) -> Answer:
 # ---------------------------------------------------------------- generation
 
 
-def until(
-    decoder: Decoder, prompts: Sequence[Prompt], max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]
-) -> list[list[int]]:
-    """Greedy tokens of each prompt, up to ``end`` (left out), a text that ``stopped`` knows, or ``max_new``."""
+Follow = Callable[[list[int]], list[int]]
+"""Feed one token to each row, get the most likely next of each."""
+
+Begun = tuple[Session, list[int], Follow]
+"""A session, the most likely token after each of its prompts, and how to go on from there."""
+
+
+def by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Begun:
+    """With any decoder."""
     session, step = decoder.start(prompts)
-    emitted: list[list[int]] = [[] for _ in prompts]
-    alive = list(range(len(prompts)))
+
+    def follow(tokens: list[int]) -> list[int]:
+        picked: list[int] = session.feed(np.array(tokens)[:, None]).logits[:, -1].argmax(axis=-1).tolist()
+        return picked
+
+    return session, step.logits[:, -1].argmax(axis=-1).tolist(), follow
+
+
+def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> Begun:
+    """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
+    session, outcome = decoder.begin(prompts, max_new)
+
+    @torch.inference_mode()
+    def follow(tokens: list[int]) -> list[int]:
+        ids = torch.tensor(tokens, device=decoder.stepper.device)[:, None]
+        picked: list[int] = session.advance(ids, None).logits[:, -1].argmax(dim=-1).tolist()
+        return picked
+
+    return session, outcome.logits[:, -1].argmax(dim=-1).tolist(), follow
+
+
+def until(begun: Begun, max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]) -> list[list[int]]:
+    """Greedy tokens of each prompt, up to ``end`` (left out), a text that ``stopped`` knows, or ``max_new``."""
+    session, picked, follow = begun
+    emitted: list[list[int]] = [[] for _ in picked]
+    alive = list(range(len(picked)))
     try:
         while True:
-            picked = step.logits[:, -1].argmax(axis=-1)
             ended = []
-            for i, row in enumerate(alive):
-                if int(picked[i]) == end:
+            for i, (row, token) in enumerate(zip(alive, picked, strict=True)):
+                if token == end:
                     ended.append(i)
                     continue
-                emitted[row].append(int(picked[i]))
+                emitted[row].append(token)
                 if len(emitted[row]) == max_new or stopped(emitted[row]):
                     ended.append(i)
             if len(ended) == len(alive):
                 return emitted
             if ended:
                 session.drop(np.array(ended))
-                keep = [i for i in range(len(alive)) if i not in set(ended)]
-                alive, picked = [alive[i] for i in keep], picked[keep]
+                keep = sorted(set(range(len(alive))).difference(ended))
+                alive, picked = [alive[i] for i in keep], [picked[i] for i in keep]
             session.commit(session.length)
-            step = session.feed(picked[:, None].astype(np.int64))
+            picked = follow(picked)
     finally:
         session.close()
+
+
+def stop_finder(text: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Callable[[Sequence[int]], bool]:
+    """Whether the ``text`` of some tokens holds a stop string, asked after every token.
+
+    Looked for in the last tokens first: a stop that the newest token completes spans no more tokens than it has bytes,
+    and two more for what decoding a part does to its edge (a character cut in two, a leading space). Decoding all of
+    them at every token took a fifth of the time of generating with a small model. What this overlooks would cost time
+    and change nothing: ``generate_until`` cuts the whole text before its first stop string.
+    """
+    wanted = [stop for stop in stops if stop]
+    reach = 2 + max((len(stop.encode()) for stop in wanted), default=0)
+
+    def stopped(tokens: Sequence[int]) -> bool:
+        return _holds(text(tokens[-reach:]), wanted) and _holds(text(tokens), wanted)
+
+    return stopped
+
+
+def _holds(text: str, stops: Sequence[str]) -> bool:
+    return any(stop in text for stop in stops)
 
 
 # ---------------------------------------------------------------- the model that lm-eval sees
@@ -291,7 +341,10 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ``add_bos_token``  None: as the tokenizer does it, which is what ``hf`` does. True: the beginning-of-text token
                        before every context. False: no special token at all.
     ``journal``        a folder: finished requests are kept there and not run again.
+    ``progress``       where bars are drawn; None: on standard error.
     ``device``, ``dtype``, ``revision``  as ``load`` takes them, where ``pretrained`` is a name.
+
+    ``cut`` counts, by task, the requests whose context lost its beginning: it was longer than the model sees.
 
     Raises:
         BadArgument: contradictory or impossible arguments, a model without a tokenizer.
@@ -310,6 +363,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         max_length: int | None = None,
         add_bos_token: bool | None = None,
         journal: str | Path | None = None,
+        progress: TextIO | None = None,
         device: str = "cpu",
         dtype: str | None = None,
         revision: str | None = None,
@@ -329,7 +383,9 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         self.add_bos_token = add_bos_token
         if journal is not None and decoder is not None:
             raise BadArgument("journal", str(journal), "None with a decoder", "a decoder has no fingerprint to file by")
-        self._decoder = decoder
+        self._decoder, self._progress = decoder, progress
+        self.cut: dict[str, int] = {}
+        self._shortened: list[bool] = []  # of the last call that scored continuations, request by request
         self._journal = None if journal is None else Journal(Path(journal), self._identity())
 
     # ------------------------------------------------------------ tokens, as lm-eval's `hf` has them
@@ -365,6 +421,12 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     # ------------------------------------------------------------ requests
 
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """[requests] log p of a continuation after its context, and whether greedy decoding gives it."""
+        answers: list[Answer] = super().loglikelihood(requests, disable_tqdm=disable_tqdm)
+        self._count_cut(requests, self._shortened)
+        return answers
+
     def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """[requests] Σ log p of whole texts; long ones in windows, each token predicted once."""
         windows: list[tuple[None, list[int], list[int]]] = []
@@ -385,6 +447,10 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ) -> list[Answer]:
         """[requests] answers to (text, context ids, continuation ids)."""
         wanted = [self._fitted(context, continuation) for _, context, continuation in requests]
+        self._shortened = [
+            len(tokens) < len(context) + len(continuation)
+            for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
+        ]
         keys = [digest_of("score", tokens, start) for tokens, start in wanted]
         known = self._known()
         todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
@@ -407,7 +473,9 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             BadArgument: a request for sampling or for anything else that greedy decoding does not do, or for more new
                 tokens than the model has positions.
         """
-        wanted = [self._generation(*request.args[:2]) for request in requests]
+        asked = [self._generation(*request.args[:2]) for request in requests]
+        wanted = [request for request, _ in asked]
+        self._count_cut(requests, [shortened for _, shortened in asked])
         keys = [digest_of("generate", *parts) for parts in wanted]
         known = self._known()
         todo = [item for item in dict(zip(keys, wanted, strict=True)).items() if item[0] not in known]
@@ -456,8 +524,10 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         tokens = (*context, *continuation)[-(self.max_length + 1) :]
         return tokens, len(tokens) - len(continuation) - 1
 
-    def _generation(self, context: str, settings: dict[str, Any]) -> tuple[tuple[int, ...], tuple[str, ...], int]:
-        """(context cut on the left, stop strings, new tokens) of a request."""
+    def _generation(
+        self, context: str, settings: dict[str, Any]
+    ) -> tuple[tuple[tuple[int, ...], tuple[str, ...], int], bool]:
+        """(context cut on the left, stop strings, new tokens) of a request, and whether something was cut off."""
         given = normalize_gen_kwargs(settings, self.max_gen_toks)
         stops = handle_stop_sequences(given.pop("until", None), eos=self.tokenizer.decode([self.eot_token_id]))
         max_new = int(given.pop("max_gen_toks"))
@@ -470,28 +540,42 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                 "max_gen_toks", max_new, f"1–{self.max_length - 1} for this model", "a context needs room too"
             )
         tokens = self.tok_encode(context) or [self.prefix_token_id]
-        if len(tokens) > room:
-            log.warning("context of %d tokens cut on the left to %d", len(tokens), room)
-        return tuple(tokens[-room:]), tuple(stops), max_new
+        return (tuple(tokens[-room:]), tuple(stops), max_new), len(tokens) > room
+
+    def _count_cut(self, requests: Sequence[Instance], shortened: Sequence[bool]) -> None:
+        """Add to ``cut``, with one warning per task."""
+        tasks = [getattr(request, "task_name", None) or "requests without a task" for request in requests]
+        for task, count in Counter(task for task, was in zip(tasks, shortened, strict=True) if was).items():
+            self.cut[task] = self.cut.get(task, 0) + count
+            log.warning(
+                "%s: the contexts of %d of %d requests are cut on the left: %s sees %d tokens, new ones included",
+                task,
+                count,
+                tasks.count(task),
+                self.loaded.name,
+                self.max_length,
+            )
 
     def _generate(self, contexts: Sequence[Sequence[int]], stops: Sequence[str], max_new: int) -> list[str]:
         def text(tokens: Sequence[int]) -> str:
             return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-        def stopped(tokens: Sequence[int]) -> bool:
-            return any(stop in text(tokens) for stop in stops if stop)
-
         prompts = [Prompt(np.array(context, dtype=np.int64)) for context in contexts]
-        emitted = until(self._decoder_for(len(prompts)), prompts, max_new, self.eot_token_id, stopped)
+        stopped = stop_finder(text, stops)
+        if self._decoder is None:
+            begun = on_device(self._own_decoder(len(prompts)), prompts, max_new)
+        else:
+            begun = by_protocol(self._decoder, prompts)
+        emitted = until(begun, max_new, self.eot_token_id, stopped)
         return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
 
     def _scorer(self) -> Scorer:
         if self._decoder is None and is_replayable(self.point):
             return lambda batch: replayed(self.stepper, self.point, batch)
-        return lambda batch: decoded(self._decoder_for(len(batch)), batch)
+        return lambda batch: decoded(self._decoder or self._own_decoder(len(batch)), batch)
 
-    def _decoder_for(self, rows: int) -> Decoder:
-        return self._decoder or WalkedDecoder(self.stepper, self.point, max_rows=rows)
+    def _own_decoder(self, rows: int) -> WalkedDecoder:
+        return WalkedDecoder(self.stepper, self.point, max_rows=rows)
 
     def _batches(self, items: Iterable[T], length_of: Callable[[T], int]) -> Iterator[list[T]]:
         """Batches by falling length: the largest comes first, so memory runs out at once or not at all."""
@@ -515,7 +599,8 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             self._journal.record(results)
 
     def _bar(self, what: str, total: int, disable: bool) -> Any:
-        return tqdm(total=total, desc=f"{what} at {self.point.name}", disable=disable, delay=QUIET_SECONDS, unit="req")
+        named = f"{what} at {self.point.name}"
+        return tqdm(total=total, desc=named, disable=disable, delay=QUIET_SECONDS, unit="req", file=self._progress)
 
 
 def _grouped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ def test_energy_per_token_falls(emad_evidence, emad_record, emad_register, emad_
     evidence, claim = emad_evidence, emad_register["EMAD-N1"]
     with emad_record.unless_unsupported(claim.id, evidence.name):
         legs, reasons = {}, []
-        with nvml(device_uuid(evidence.stepper.device)) as counter:
+        with energy_counter(evidence.stepper) as counter:
             for rows in evidence.budget.batch_sizes:
                 found = counter if isinstance(counter, Unmeasured) else measured(evidence, counter, rows)
                 if isinstance(found, Unmeasured):
@@ -40,6 +41,14 @@ def test_energy_per_token_falls(emad_evidence, emad_record, emad_register, emad_
             else judge_side(claim, evidence.name, legs, "above", least, "pairs", other_legs=others)
         )
         emad_record.claim(verdict, corpus=evidence.corpus, fingerprint=evidence.fingerprint)
+
+
+def energy_counter(stepper):
+    """NVML's counter of the one GPU that the model lies on, or why there is none."""
+    places = {stepper.device, *stepper.places}
+    if len(places) > 1:
+        return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+    return nvml(device_uuid(stepper.device))
 
 
 def device_uuid(device):

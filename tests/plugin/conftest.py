@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ def verdict(outcome, claim="EMAD-F1", reason="", legs=()):
 """
 
 Run = Callable[..., pytest.RunResult]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imported_for_good() -> None:
+    """In-process runs take every module back out that they imported; half of matplotlib cannot come in twice."""
+    for module in ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2"):
+        if find_spec(module.partition(".")[0]):
+            importlib.import_module(module)
 
 
 @pytest.fixture(autouse=True)

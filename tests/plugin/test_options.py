@@ -79,7 +79,7 @@ def test_command_line_wins_over_ini(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\nemad_seed = 3\nemad_model = emad-nano emad-tiny\n")
     assert parsed(project).models == ("emad-nano", "emad-tiny")
     assert parsed(project, "--emad-seed", "4", "--emad-model", "a/b").seed == 4
-    assert parsed(project, "--emad-model", "a/b", "--emad-model", "c").models == ("a/b", "c")
+    assert parsed(project, "--emad-model", "a/b", "--emad-model", "a/b@c").models == ("a/b", "a/b@c")
 
 
 def test_paths_start_where_they_are_written(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +108,8 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
     [
         (["--emad-model", " "], "--emad-model=' ', but expected a name"),
         (["--emad-model", "a", "--emad-model", "a"], "each model once"),
+        (["--emad-model", "pythia-410m@"], "--emad-model='pythia-410m@', but expected NAME or NAME@REVISION"),
+        (["--emad-small-model=@main"], "--emad-small-model='@main', but expected NAME or NAME@REVISION"),
         (["--emad-corpus", "nowhere.txt"], "an existing file; looked at"),
         (["--emad-device", "cuda:x"], "--emad-device='cuda:x', but expected a torch device"),
         (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
 
 import pytest
+from tqdm import tqdm
 
 from pytest_emad import progress
 
@@ -32,6 +34,23 @@ def test_a_terminal_shows_bars_and_capture_keeps_the_rest(run_apart: object, pro
     assert done.returncode == 0, done.stdout.decode()
     assert "a long pass: 100%" in shown
     assert "captured" not in shown + done.stdout.decode()
+
+
+def test_work_that_ends_before_its_bar_is_drawn_leaves_no_empty_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The new line comes with the first word, not with the stream."""
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(progress, "_streams", [terminal])
+    for _ in tqdm(range(3), desc="unseen", file=progress.stream(), delay=60):
+        pass
+    terminal.flush()
+    assert terminal.buffer.getvalue() == b""  # type: ignore[attr-defined]
+    for _ in tqdm(range(3), desc="seen", file=progress.stream()):
+        pass
+    terminal.flush()
+    shown = terminal.buffer.getvalue().decode()  # type: ignore[attr-defined]
+    assert shown.startswith("\n")
+    assert shown.count("\n") == 2, "one to begin a line, one where the bar ends"
+    assert "seen: 100%|██" in shown, "the stream says that it takes UTF-8"
 
 
 def test_where_standard_error_is_no_terminal_bars_stay_captured(run_apart: object, project: pytest.Pytester) -> None:

@@ -144,6 +144,19 @@ def test_a_group_is_one_task_and_its_parts_are_not_counted_again(made: Make) -> 
     assert scored.harnessed.scored["hendrycks_math"].documents == len(SUBJECTS)
 
 
+def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the note says of which task and how many."""
+    long = {"problem": "One and one? " * 120, "level": "Level 1", "type": "any", "solution": "$\\boxed{2}$."}
+    for subject in SUBJECTS:
+        write(tmp_path / f"math/{subject}/test.jsonl", [long])
+    run = made("hendrycks_math", data=tmp_path, limit=1)
+    monkeypatch.setattr(type(run), "points", [EARLY])
+    (note,) = reported(run)["notes"]
+    assert f"lose their beginning ({len(SUBJECTS)} of hendrycks_math's requests)" in note
+
+
 def test_a_tag_is_its_tasks(made: Make) -> None:
     assert made("ai2_arc").scored.tasks == ["arc_challenge", "arc_easy"]
 

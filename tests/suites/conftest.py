@@ -45,7 +45,7 @@ def imported_for_good(tiny: Path) -> None:
     """pytester takes every module back out that was imported while it was in force; torch's cannot come in twice."""
     for module in (
         *("hypothesis.stateful", "scipy.stats", "sklearn.isotonic", "torch._dynamo", "torch.distributed.fsdp"),
-        *("pytest_emad.auditing", "pytest_emad.session"),
+        *("pytest_emad.auditing", "pytest_emad.session", "matplotlib.figure", "matplotlib.backends.backend_svg"),
     ):
         importlib.import_module(module)
     model = load(str(tiny)).model

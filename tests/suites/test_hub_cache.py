@@ -1,4 +1,5 @@
-"""A model from the hub's cache, on a machine that cannot reach the hub: with a tokenizer, without, and with no cache.
+"""A model from the hub's cache, on a machine that cannot reach the hub: with a tokenizer, without, at a revision, and
+with no cache.
 
 The cache is laid out as huggingface_hub lays it out; the weights in it are tiny.
 """
@@ -16,6 +17,7 @@ import pytest
 from tests.suites.conftest import Run, text_of, verdicts_of
 
 COMMIT = "9879c9b5f8bea9051dcb0e68dff21493d67e9d4f"
+EARLIER, EARLIER_COMMIT = "step3000", "0b1c2d3e4f5a69788796a5b4c3d2e1f001234567"
 NOWHERE = "http://127.0.0.1:9"  # the discard port: refused at once, like a host without a network
 LOADS = """
 import json
@@ -33,11 +35,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "hf" / "hub"
 
 
-def put_into(cache: Path, folder: Path) -> None:
+def put_into(cache: Path, folder: Path, revision: str = "main", commit: str = COMMIT) -> None:
     repository = cache / "models--EleutherAI--pythia-410m"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text(COMMIT)
-    shutil.copytree(folder, repository / "snapshots" / COMMIT)
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / revision).write_text(commit)
+    shutil.copytree(folder, repository / "snapshots" / commit)
 
 
 def loaded_apart() -> subprocess.CompletedProcess[str]:
@@ -82,3 +84,34 @@ def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeyp
     done = loaded_apart()
     assert "ModelUnavailable: name='pythia-410m', but its hub repository EleutherAI/pythia-410m" in done.stderr
     assert "Retrying" not in done.stderr
+
+
+def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_commit(
+    judge_apart: Run, cache: Path, tiny: Path, tmp_path: Path
+) -> None:
+    """Two commits with the same weights: what one recorded, the other is compared with."""
+    put_into(cache, tiny)
+    put_into(cache, tiny, EARLIER, EARLIER_COMMIT)
+    goldens = tmp_path / "goldens"
+    goldens.mkdir()
+    name = f"pythia-410m@{EARLIER}"
+    options = {"golden": goldens, "report": tmp_path / "out"}
+    judge_apart("fidelity/test_golden.py", model=name, more=("--emad-update-golden",), **options)
+    (entry,) = json.loads((goldens / "index.json").read_text())
+    (recorded,) = entry["provenance"]["models"]
+    (reported,) = json.loads((tmp_path / "out" / "report.json").read_text())["models"]
+    assert recorded == reported
+    assert (reported["name"], reported["revision"], reported["commit"]) == (name, EARLIER, EARLIER_COMMIT)
+    assert {"dtype": "float32", "device": "cpu", "hub_id": "EleutherAI/pythia-410m"}.items() <= reported.items()
+
+    again = judge_apart("fidelity/test_golden.py", model="pythia-410m", more=("--emad-require", "golden"), **options)
+    assert again.ret == pytest.ExitCode.OK, text_of(again)
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [model["commit"] for model in report["models"]] == [COMMIT]
+    assert [golden["outcome"] for golden in report["goldens"]] == ["read"]
+
+
+def test_a_revision_of_a_folder_ends_the_run_with_a_remedy(judge_apart: Run, tiny: Path) -> None:
+    result = judge_apart("fidelity/test_golden.py", model=f"{tiny}@main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert "expected none, for only the hub has revisions" in text_of(result)

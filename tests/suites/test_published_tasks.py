@@ -60,7 +60,9 @@ def test_tasks_reach_the_verdict_the_table_and_the_journal(
     result.stdout.fnmatch_lines(
         ["*lm-eval's tasks at the points put forward*", "*arc_easy * acc *", "*wikitext * word*"]
     )
-    result.stdout.fnmatch_lines(["*arc_easy (12 of 12 documents), wikitext (32 of 35 documents)*no margin is chosen*"])
+    result.stdout.fnmatch_lines(
+        ["*arc_easy (12 of 12 documents), wikitext (32 of 35 documents)*beginning (none did); no margin is chosen*"]
+    )
     journals = [json.loads(file.read_text().splitlines()[0]) for file in (out / "journal").glob("*.jsonl")]
     points = {journal["identity"]["point"]["name"] for journal in journals}
     assert {"full depth", "emad m=0.00"} <= points

@@ -15,11 +15,13 @@ from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, Revi
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import HUB, ModelUnavailable, bundled_names, fingerprint_of, load
 from emad_ref.models.stepper import Stepper
+from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model
 
 
@@ -53,6 +55,10 @@ class TestFolder:
         assert loaded.trained
         assert loaded.geometry.layers == 6
         assert json.loads(json.dumps(loaded.provenance))["source"] == "folder"
+        facts = json.loads(json.dumps(loaded.facts))
+        assert facts.items() >= loaded.provenance.items()
+        assert (facts["fingerprint"], facts["layers"], facts["trained"]) == (loaded.fingerprint, 6, True)
+        assert facts["parameters"] == sum(p.numel() for p in loaded.model.parameters())
         Stepper(loaded.model)
 
     def test_float32_unless_asked(self, folder: Path) -> None:
@@ -95,8 +101,15 @@ class TestFolder:
             load(str(tmp_path))
 
     def test_a_revision_belongs_to_the_hub(self, folder: Path) -> None:
-        with pytest.raises(BadArgument, match="revision='main'"):
+        with pytest.raises(BadArgument, match="revision='main', but expected none, for only the hub has revisions"):
             load(str(folder), revision="main")
+        for name in (f"{folder}@main", "random:pythia-70m@main", "control:identity-upper@main"):
+            with pytest.raises(BadArgument, match=r"revision='main'.*is not on the hub"):
+                load(name)
+
+    def test_a_folder_may_have_an_at_in_its_name(self, folder: Path) -> None:
+        renamed = folder.rename(folder.parent / "mine@home")
+        assert load(str(renamed)).provenance["source"] == "folder"
 
     def test_shards_are_one_model_and_a_missing_one_is_named(self, folder: Path) -> None:
         whole = load(str(folder)).fingerprint
@@ -141,6 +154,20 @@ class TestPlacement:
         with pytest.raises(BadArgument, match="no room for embed_out;"):
             load(str(folder), device="auto")
 
+    def test_spread_over_devices_it_is_walked(self, folder: Path, planned: dict[str, Any]) -> None:
+        """accelerate's plan for two devices, on tensors that know which of them they are on."""
+        planned.clear()
+        planned.update({"gpt_neox": str(FIRST), "lm_head": str(SECOND)})
+        plain = load(str(folder))
+        ids = np.arange(6)
+        with two_devices():
+            spread = load(str(folder), device="auto")
+            assert spread.fingerprint == plain.fingerprint
+            assert spread.provenance["placement"] == planned == spread.facts["placement"]
+            assert spread.stepper.device == SECOND
+            mine = lens_logits(spread.stepper, ids)
+        assert np.array_equal(mine, lens_logits(plain.stepper, ids))
+
     def test_without_accelerate_it_is_named(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loading, "find_spec", lambda name: None)
         with pytest.raises(BadArgument, match=r"device='auto', but expected the package accelerate; pip install"):
@@ -172,6 +199,25 @@ class TestHub:
             load(name)
         assert name in str(caught.value)
         assert HUB.get(name, name) in str(caught.value)
+
+    def test_a_revision_may_stand_behind_the_name(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked = []
+
+        def refuse(place: str, file: str, **where: Any) -> str:
+            asked.append((place, where["revision"]))
+            raise RevisionNotFoundError("404 Client Error.", response=SimpleNamespace(headers={}, request=None))
+
+        monkeypatch.setattr(loading, "hf_hub_download", refuse)
+        for name, revision in (("pythia-410m@step3000", None), ("a/b@refs/pr/1", None), ("pythia-410m@x", "x")):
+            with pytest.raises(ModelUnavailable, match="it has no such branch, tag or commit"):
+                load(name, revision=revision)
+        assert asked == [("EleutherAI/pythia-410m", "step3000"), ("a/b", "refs/pr/1"), ("EleutherAI/pythia-410m", "x")]
+
+    def test_a_revision_is_named_once_and_not_left_empty(self) -> None:
+        with pytest.raises(BadArgument, match=r"revision='y', but expected 'x', as the name pythia-410m@x says"):
+            load("pythia-410m@x", revision="y")
+        with pytest.raises(BadArgument, match=r"name='pythia-410m@', but expected a branch, tag or commit"):
+            load("pythia-410m@")
 
     @pytest.mark.parametrize("name", ["pythia-41m", "./nowhere", "/nowhere/else"])
     def test_an_unknown_name_lists_the_known(self, name: str) -> None:

@@ -264,9 +264,9 @@ class TestFrame:
         assert frame.take(np.array([1])) is frame.take(np.array([1]))
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
-        cache = neox.new_cache(2)
-        assert neox.frame(at([7, 7], 1), cache).arguments(cache)["full_attention"]["attention_mask"] is None
-        ragged = neox.frame(at([7, 3], 1), cache).arguments(cache)["full_attention"]["attention_mask"]
+        cache, (station,) = neox.new_cache(2), neox.stations
+        assert neox.frame(at([7, 7], 1), cache).arguments(cache)[station]["attention_mask"] is None
+        ragged = neox.frame(at([7, 3], 1), cache).arguments(cache)[station]["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 from pathlib import Path
@@ -183,6 +184,188 @@ def test_a_row_that_does_not_fit_is_named_by_file_line_and_field(tmp_path, sourc
     assert str(path) in str(caught.value)
 
 
+# ---------------------------------------------------------------- files as their authors published them; contents ours
+
+ALLENAI = [
+    {
+        "id": "Mercury_7",
+        "question": {
+            "stem": "What melts?",
+            "choices": [{"text": "ice", "label": "A"}, {"text": "stone", "label": "B"}],
+        },
+        "answerKey": "A",
+    },
+    {
+        "id": "NYSEDREGENTS_1",
+        "question": {
+            "stem": "What is wet?",
+            "choices": [{"text": t, "label": str(n)} for n, t in enumerate(("sand", "air", "rain"), start=1)],
+        },
+        "answerKey": "3",
+    },
+]
+HUB_ARC = [without(row, "id") for row in ARC]
+
+
+def packed(path: Path, text: str) -> Path:
+    """Zstandard, in two frames, as large archives are."""
+    arrow = pytest.importorskip("pyarrow", reason="the extra `tasks` is not installed")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = len(text) // 2
+    codec = arrow.Codec("zstd")
+    path.write_bytes(b"".join(codec.compress(part.encode()).to_pybytes() for part in (text[:half], text[half:])))
+    return path
+
+
+def parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    arrow = pytest.importorskip("pyarrow", reason="the extra `tasks` is not installed")
+    from pyarrow.parquet import write_table
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_table(arrow.Table.from_pylist(rows), path)
+    return path
+
+
+@pytest.mark.parametrize("place", ["arc/ARC-Easy", "arc/ARC-V1-Feb2018-2/ARC-Easy"])
+def test_arc_as_allenai_has_it(tmp_path, place):
+    """Nested questions; labels of letters and of numbers; Dev is the validation split."""
+    for theirs, split in (("Test", "test"), ("Dev", "validation"), ("Train", "train")):
+        write(tmp_path / place / f"ARC-Easy-{theirs}.jsonl", ALLENAI)
+        assert [without(row, "id") for row in read("arc", split, tmp_path / "arc/ARC-Easy")] == HUB_ARC
+    with pytest.raises(BadArgument, match=r"ARC-Challenge-Test\.jsonl or .*; unzip ARC-V1-Feb2018\.zip inside arc/"):
+        read("arc", "test", tmp_path / "arc/ARC-Challenge")
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"stem": "", "choices": ALLENAI[0]["question"]["choices"]}, "question='', but expected a string"),
+        ({"choices": ALLENAI[0]["question"]["choices"]}, "question=None, but expected a string"),
+        ({"stem": "What?"}, r"question=\{'stem': 'What\?'\}.*or AllenAI's"),
+        ({"stem": "What?", "choices": ["ice", "tea"]}, r"question=.*AllenAI's"),
+        ({"stem": "What?", "choices": [{"text": "ice"}, {"text": "tea"}]}, "choices=.*equally many strings"),
+    ],
+)
+def test_an_arc_row_of_neither_form_is_refused(tmp_path, question, message):
+    write(tmp_path / "ARC-Easy/ARC-Easy-Test.jsonl", [ALLENAI[0], {**ALLENAI[0], "question": question}])
+    with pytest.raises(BadArgument, match=rf"ARC-Easy-Test\.jsonl, line 2: {message}"):
+        read("arc", "test", tmp_path / "ARC-Easy")
+
+
+@pytest.mark.parametrize("place", ["math/test/algebra", "math/MATH/test/algebra"])
+def test_math_as_its_archive_has_it(tmp_path, place):
+    """One file per problem, in the order of their numbers."""
+    for number, row in ((10, MATH[1]), (2, MATH[0])):
+        write(tmp_path / place / f"{number}.json", row)
+    assert read("math", "test", tmp_path / "math/algebra") == MATH
+    write(tmp_path / place / "11.json", without(MATH[0], "solution"))
+    with pytest.raises(BadArgument, match=r"algebra/11\.json: solution=None"):
+        read("math", "test", tmp_path / "math/algebra")
+    with pytest.raises(BadArgument, match=r"\.\./MATH/test/geometry or .*; unpack MATH\.tar inside math/"):
+        read("math", "test", tmp_path / "math/geometry")
+
+
+def test_math_in_one_file_is_parted_by_subject(tmp_path):
+    counting = {**MATH[1], "type": "Counting & Probability"}
+    other = {**without(MATH[0], "type"), "subject": "Number Theory"}
+    path = write(tmp_path / "math/test.jsonl", [counting, other, MATH[0]])
+    assert read("math", "test", tmp_path / "math/counting_and_probability") == [counting]
+    assert read("math", "test", tmp_path / "math/number_theory") == [other]
+    assert read("math", "test", tmp_path / "math/algebra") == [MATH[0]]
+    with pytest.raises(BadArgument, match="has no rows of geometry"):
+        read("math", "test", tmp_path / "math/geometry")
+    write(path, [MATH[0], without(MATH[0], "type")])
+    with pytest.raises(BadArgument, match=r"line 2: subject=None, but expected a subject or type, in a file of all"):
+        read("math", "test", tmp_path / "math/algebra")
+
+
+def test_what_lies_in_a_subjects_own_folder_belongs_to_it(tmp_path):
+    """However the folder is named on the way, and whatever its rows say of themselves."""
+    rows = [{**MATH[0], "type": "Sums"}, without(MATH[1], "type")]
+    write(tmp_path / "math/algebra/test.jsonl", rows)
+    assert read("math", "test", tmp_path / "math/geometry/../algebra") == rows
+
+
+def test_a_folder_of_its_own_comes_before_the_archive(tmp_path):
+    write(tmp_path / "math/test/algebra/1.json", MATH[1])
+    write(tmp_path / "math/algebra/test.jsonl", MATH[:1])
+    assert read("math", "test", tmp_path / "math/algebra") == MATH[:1]
+
+
+def test_the_pile_as_published_is_unpacked_on_the_way(tmp_path):
+    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in [*PILE, {"text": "before\u2028after"}])
+    packed(tmp_path / "pile/val.jsonl.zst", lines)
+    assert read("pile", "validation", tmp_path / "pile") == [*PILE, {"text": "before\u2028after"}]
+
+
+def test_a_packed_file_that_is_damaged_or_cannot_be_unpacked_is_refused(tmp_path, monkeypatch):
+    path = packed(tmp_path / "val.jsonl.zst", json.dumps(PILE[0]) * 9)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BadArgument, match=r"val\.jsonl\.zst', but expected a complete file.*fetch it again"):
+        read("pile", "validation", tmp_path)
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .* zstd -d val\.jsonl\.zst"):
+        read("pile", "validation", tmp_path)
+    (tmp_path / "HumanEval.jsonl.gz").write_bytes(gzip.compress(json.dumps(HUMANEVAL[0]).encode())[:-9])
+    with pytest.raises(BadArgument, match=r"HumanEval\.jsonl\.gz', but expected a complete file"):
+        read("humaneval", "test", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "place", "split", "rows"),
+    [
+        ("arc", "arc/ARC-Easy/test-00000-of-00001.parquet", "test", ARC),
+        ("gsm8k", "gsm8k/main/train-00000-of-00001.parquet", "train", GSM8K),
+        ("math", "math/algebra/test-00000-of-00001.parquet", "test", MATH),
+        ("humaneval", "humaneval/openai_humaneval/test-00000-of-00001.parquet", "test", HUMANEVAL),
+    ],
+)
+def test_the_hubs_own_files_are_read(tmp_path, source, place, split, rows):
+    parquet(tmp_path / place, rows)
+    folder = tmp_path / {"arc": "arc/ARC-Easy", "math": "math/algebra"}.get(source, source)
+    assert read(source, split, folder) == rows
+
+
+def test_the_hubs_squad_is_what_the_published_file_is(tmp_path):
+    write(tmp_path / "published/dev-v1.1.json", SQUAD)
+    published = read("squad", "validation", tmp_path / "published")
+    parquet(tmp_path / "hub/plain_text/validation-00000-of-00001.parquet", published)
+    assert read("squad", "validation", tmp_path / "hub") == published
+
+
+def test_the_hubs_samsum_is_what_the_published_file_is(tmp_path):
+    row = {"id": "13818513", "dialogue": 'Ada: Tea?\r\nBob: "Yes", I said.', "summary": "Bob wants tea."}
+    write(tmp_path / "published/test.json", [row])
+    (tmp_path / "hub").mkdir()
+    with (tmp_path / "hub/test.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, ["id", "dialogue", "summary"])
+        table.writeheader()
+        table.writerow(row)
+    assert read("samsum", "test", tmp_path / "hub") == read("samsum", "test", tmp_path / "published") == [row]
+    with pytest.raises(BadArgument, match=r"val\.json or .*validation\.csv; unpack corpus\.7z there"):
+        read("samsum", "validation", tmp_path / "hub")
+
+
+def test_a_parquet_file_that_is_damaged_or_cannot_be_read_is_refused(tmp_path, monkeypatch):
+    path = parquet(tmp_path / "ARC-Easy/test-00000-of-00001.parquet", ARC)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(BadArgument, match=r"parquet', but expected a complete parquet file; fetch it again"):
+        read("arc", "test", tmp_path / "ARC-Easy")
+    monkeypatch.setattr(datasets, "find_spec", lambda name: None)
+    with pytest.raises(BadArgument, match=r"the package pyarrow, to read it; pip install .*\.jsonl file instead"):
+        read("arc", "test", tmp_path / "ARC-Easy")
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_benchmark_that_is_not_there_says_what_to_put_where(tmp_path, source):
+    split = next(iter(SOURCES[source].files))
+    with pytest.raises(BadArgument) as caught:
+        read(source, split, tmp_path / "nothing")
+    assert str(tmp_path / "nothing") in str(caught.value)
+    assert SOURCES[source].files[split][0] in str(caught.value)
+    assert str(caught.value).endswith(SOURCES[source].remedy)
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
@@ -237,6 +420,14 @@ def test_an_optional_split_that_is_missing_is_empty_and_said_to_be(data, caplog)
     assert "no train split" in caplog.text
     with pytest.raises(BadArgument, match="a folder that holds train"):
         splits(source="arc", folder="arc/ARC-Easy", hub="-", data=data)["train"]
+    published = data / "published/math"
+    write(published / "MATH/test/algebra/1.json", MATH[0])  # where the archive has it, math/algebra is not there
+    assert (
+        splits(source="math", folder="math/algebra", hub="-", optional=("train",), data=data / "published")[
+            "train"
+        ].num_rows
+        == 0
+    )
     with pytest.raises(BadArgument, match="a folder that holds train"):  # a wrong folder is no empty split
         splits(source="arc", folder="nowhere", hub="-", optional=("train",), data=data)["train"]
 

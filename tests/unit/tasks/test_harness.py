@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from pathlib import Path
@@ -9,6 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from emad_ref.calibration.profile import BadProfile, profile_of
 from emad_ref.calibration.trace import take_trace
@@ -20,7 +23,7 @@ from emad_ref.policy.thresholds import fixed_entropy
 from emad_ref.replay import depths
 from emad_ref.tasks.scoring import correct, item_of, sequences_of
 from emad_ref.text import world
-from tests.unit.tasks.test_datasets import write_folder
+from tests.unit.tasks.test_datasets import ALLENAI, MATH, packed, write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 import lm_eval.tasks
@@ -28,7 +31,7 @@ from lm_eval.tasks._yaml_loader import load_yaml
 
 from emad_ref.tasks import harness
 from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, task_names
-from emad_ref.tasks.harness import EmadLM
+from emad_ref.tasks.harness import EmadLM, stop_finder
 from emad_ref.tasks.journal import BadJournal, Journal
 from emad_ref.tasks.local import FOLDER, processing
 
@@ -169,7 +172,89 @@ def test_a_long_context_is_cut_on_the_left_and_said_to_be(nano, caplog):
     tail = nano.tokenizer.decode(nano.tokenizer.encode(whole)[-16:])
     long, short = lm.generate_until([request(whole, settings), request(tail, settings)], disable_tqdm=True)
     assert long == short
-    assert "cut on the left to 16" in caplog.text
+    assert "the contexts of 1 of 2 requests are cut on the left: emad-nano sees 20 tokens" in caplog.text
+
+
+def test_cut_contexts_are_counted_by_task_and_said_once(nano, caplog):
+    """Not once per request: a task of a thousand long documents would say it a thousand times."""
+    lm, long, short = EmadLM(nano, max_length=20), "Ada has nine cards and Bob has two. " * 5, "Ada has"
+    settings = {"until": [], "max_gen_toks": 4}
+    asked = [("one", long), ("one", long + "Now"), ("two", short), ("three", long)]
+    lm.generate_until([SimpleNamespace(args=(c, settings), task_name=t) for t, c in asked], disable_tqdm=True)
+    assert lm.cut == {"one": 2, "three": 1}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert "one: the contexts of 2 of 2 requests" in caplog.text
+    scored = [SimpleNamespace(args=(c, " nine"), task_name=t) for t, c in [("one", long), ("two", short)]]
+    lm.loglikelihood(scored, disable_tqdm=True)
+    assert lm.cut == {"one": 3, "three": 1}
+    lm.loglikelihood_rolling([request(long)], disable_tqdm=True)
+    assert sum(lm.cut.values()) == 4, "windows lose nothing: every token of them is predicted once"
+
+
+def test_the_count_of_cut_contexts_reaches_the_results(nano, data):
+    longest = 16
+    lm = EmadLM(nano, max_length=harness.NEW_TOKENS + longest)  # SQuAD's definition names no length
+    first, again = (evaluate_tasks(lm, ["squad", "arc_easy", "pile"], data=data) for _ in range(2))
+    squad = task_manager(data).load(["squad"])["tasks"]["squad"]
+    prompts = [squad.fewshot_context(document, 0) for document in squad.eval_docs]
+    assert first["squad"].cut == sum(len(nano.tokenizer.encode(prompt)) > longest for prompt in prompts) > 0
+    assert first["pile"].cut == 0
+    assert {name: result.cut for name, result in first.items()} == {name: r.cut for name, r in again.items()}
+
+
+def test_bars_are_drawn_where_the_caller_says(nano, monkeypatch, capsys):
+    monkeypatch.setattr(harness, "QUIET_SECONDS", 0.0)
+    screen = io.StringIO()
+    EmadLM(nano, progress=screen).generate_until([request("Ada", {"until": ["."], "max_gen_toks": 4})])
+    assert "generating at full depth: 100%" in screen.getvalue()
+    assert "generating" not in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- stop strings
+
+SPELLED = ["ab", " c", "\n", "ü", "<", "|", "end", ">", "d e"]
+STOPS = {"\n": (2,), "b c": (0, 1), "<|end|>": (4, 5, 6, 5, 7), "abab": (0, 0), "üü": (3, 3)}
+
+
+@given(st.lists(st.integers(0, len(SPELLED) - 1), max_size=12), st.sampled_from(list(STOPS)))
+def test_a_stop_string_is_found_at_the_token_that_completes_it(before, stop):
+    """For a tokenizer whose decoding is the concatenation of its tokens, the tail says what the whole text says."""
+
+    def text(ids):
+        return "".join(SPELLED[i] for i in ids)
+
+    tokens, stopped = [*before, *STOPS[stop]], stop_finder(text, ["", stop])
+    first = next(n for n in range(1, len(tokens) + 1) if stop in text(tokens[:n]))
+    assert [n for n in range(1, first + 1) if stopped(tokens[:n])] == [first]
+
+
+def test_a_stop_string_that_only_the_tail_seems_to_hold_does_not_count():
+    """Decoding a part may spell what the whole does not: sentencepiece drops a leading space."""
+    assert not stop_finder(lambda ids: "stop" if len(ids) < 9 else "st op", ["stop"])(list(range(20)))
+    assert stop_finder(lambda ids: "stop", ["stop"])(list(range(20)))
+
+
+@pytest.mark.parametrize("stops", [[" "], ["\n"], ["has"], ["cards.", "9 "], ["zzz"]])
+def test_looking_at_the_tail_changes_no_text(nano, monkeypatch, stops):
+    settings = {"until": stops, "max_gen_toks": 24}
+    requests = [request(text, settings) for text in ("Ada has", "Bob finds the key in", "How many cards", "In 1834")]
+    mine = EmadLM(nano).generate_until(requests, disable_tqdm=True)
+
+    def whole(text, wanted):
+        return lambda tokens: any(stop in text(tokens) for stop in wanted if stop)
+
+    monkeypatch.setattr(harness, "stop_finder", whole)
+    assert mine == EmadLM(nano).generate_until(requests, disable_tqdm=True)
+
+
+@pytest.mark.parametrize("point", [full_depth(4), EARLY], ids=lambda point: point.name)
+def test_our_own_path_emits_what_the_protocol_gives(nano, point):
+    """Logits that stay on the device, and a prompt in one pass where nothing can exit."""
+    settings = {"until": ["."], "max_gen_toks": 12}
+    requests = [request(text, settings) for text in ("Ada has", "Bob finds the key in", "How many cards", "In 1834")]
+    mine = EmadLM(nano, point=point).generate_until(requests, disable_tqdm=True)
+    decoder = WalkedDecoder(nano.stepper, point, max_rows=4)
+    assert mine == EmadLM(nano, point=point, decoder=decoder, batch_size=4).generate_until(requests, disable_tqdm=True)
 
 
 # ---------------------------------------------------------------- resuming
@@ -296,8 +381,8 @@ def test_tasks_of_lm_evals_names_are_lm_evals_tasks(name):
         theirs["dataset_path"],
         theirs["dataset_name"],
     )
-    for metric, given in zip(mine["metric_list"], theirs["metric_list"], strict=True):
-        assert given.items() <= metric.items()  # the stock WikiText leaves its aggregation to a default
+    for metric, named in zip(mine["metric_list"], theirs["metric_list"], strict=True):
+        assert named.items() <= metric.items()  # the stock WikiText leaves its aggregation to a default
 
 
 def test_every_subject_of_math_is_a_task_and_the_group_has_them_all():
@@ -347,6 +432,19 @@ def test_every_task_runs_over_a_local_folder(nano, data):
         assert result.scores.shape == (result.n,)
         assert np.isfinite(result.scores).all()
         assert len(set(result.items)) == result.n
+
+
+def test_tasks_run_over_files_as_their_authors_published_them(nano, data, tmp_path):
+    """The same rows in the archives' own layouts give the same scores, document by document."""
+    write(tmp_path / "arc/ARC-V1-Feb2018-2/ARC-Easy/ARC-Easy-Test.jsonl", ALLENAI)
+    for number, row in enumerate(MATH):
+        write(tmp_path / f"math/MATH/test/algebra/{number}.json", row)
+    packed(tmp_path / "pile/val.jsonl.zst", (data / "pile/valid.jsonl").read_text())
+    tasks = ["arc_easy", "hendrycks_math_algebra", "pile"]
+    ours, theirs = (evaluate_tasks(EmadLM(nano), tasks, data=folder) for folder in (data, tmp_path))
+    for name in tasks:
+        assert (theirs[name].scores == ours[name].scores).all()
+        assert theirs[name].n == 2
 
 
 def test_results_of_two_points_pair_document_by_document(nano, data):

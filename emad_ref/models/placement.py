@@ -1,0 +1,74 @@
+"""Parts of a model on several devices: where each lies, and the one way a tensor gets from one to the next.
+
+The walk moves hidden states itself, once where two neighbouring blocks lie on different devices (``to_device``). What
+accelerate hangs on every module of a model that it spreads looks at every argument of every layer of every block:
+0.08 ms per block and token in Python, as long as a small block takes on an accelerator. So blocks are walked ``bare``,
+on the same weights, while the model itself keeps its hooks: its own forward and ``generate``, which we are compared
+with, are those that its user has.
+
+None of this has met two accelerators. On a CPU ``tests/laws/test_placement.py`` runs whole decodings on tensors that
+carry a device's name and refuse any operation that two devices share; where a machine has two, the same laws run there.
+"""
+
+from __future__ import annotations
+
+import copy
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from emad_ref.errors import BadArgument
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """``tensor`` on ``device``: itself where it is there already."""
+    return tensor if tensor.device == device else tensor.to(device)
+
+
+def device_of(name: str, part: nn.Module) -> torch.device | None:
+    """The device that all weights and buffers of ``part`` lie on; None where it has none.
+
+    Raises:
+        BadArgument: several devices, or weights that are not in memory.
+    """
+    devices = {tensor.device for tensor in (*part.parameters(), *part.buffers())}
+    if torch.device("meta") in devices:
+        remedy = "times mean nothing where weights come and go at every step: load it whole, e.g. with device='auto'"
+        raise BadArgument(name, "weights that are offloaded", "weights in memory", remedy)
+    if len(devices) > 1:
+        remedy = "its residual connections must not cross devices: give accelerate no_split_module_classes"
+        raise BadArgument(name, sorted(map(str, devices)), "one device for all of it", remedy)
+    return next(iter(devices), None)
+
+
+def visited(name: str, part: nn.Module, home: torch.device) -> Any:
+    """``part`` as a function from tensors on ``home`` to tensors on ``home``. Raises as ``device_of``."""
+    place, plain = device_of(name, part), bare(part)
+    if place is None or place == home:
+        return plain
+    return lambda tensor: to_device(plain(to_device(tensor, place)), home)
+
+
+def bare(part: Any) -> Any:
+    """``part`` without accelerate's hooks, on the same weights; ``part`` itself where there are none.
+
+    Only hooks that move what comes in are taken off, and only where they wrap the class's own forward.
+    """
+    hooked = [module for module in part.modules() if "_hf_hook" in vars(module)]
+    return _stripped(part) if hooked and all(map(_only_moves, hooked)) else part
+
+
+def _only_moves(module: nn.Module) -> bool:
+    mover = import_module("accelerate.hooks").AlignDevicesHook  # whoever hung up the hook has imported it
+    hook, wrapped = vars(module)["_hf_hook"], vars(module).get("_old_forward")
+    return type(hook) is mover and not hook.offload and getattr(wrapped, "__func__", None) is type(module).forward
+
+
+def _stripped(module: nn.Module) -> nn.Module:
+    plain = copy.copy(module)  # another module around the same parameters and buffers
+    for name in ("_hf_hook", "_old_forward", "forward"):
+        vars(plain).pop(name, None)
+    plain._modules = {name: None if child is None else _stripped(child) for name, child in module._modules.items()}
+    return plain

@@ -1,0 +1,282 @@
+"""A model spread over devices decodes as on one, and nothing but ``models.placement.to_device`` moves a tensor.
+
+Every law runs on named tensors (``tests.devices``), where any operation across devices is an error, and again on real
+devices where a machine has them. ``accelerate`` spreads the models, as ``load(device="auto")`` lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models import placement, stepper
+from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.placement import bare
+from emad_ref.models.seq2seq import Seq2SeqStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import SCHEDULES, Estimator, OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+from tests.devices import FIRST, SECOND, MixedDevices, two_devices
+from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
+from tests.unit.models.test_seq2seq import small_t5, some_sources
+
+accelerate = pytest.importorskip("accelerate", reason="it spreads the models: pip install accelerate")
+hooks = pytest.importorskip("accelerate.hooks", reason="it spreads the models: pip install accelerate")
+
+ON_FIRST = (1, 2, 6)  # layers on the first device, the others on the second: depth crosses twice, and back at the end
+LENGTHS, FED = (5, 3, 7), 4
+REAL = 1e-9  # float64 on another device: the same operations by other kernels; largest logits are of the order of 10
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Two devices, what makes them available, and how far apart results may be from those on one."""
+
+    first: torch.device
+    second: torch.device
+    apart: float
+    open: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+
+def named() -> Machine:
+    return Machine(FIRST, SECOND, 0.0, two_devices)  # the same kernels on the same values
+
+
+def named_and_host() -> Machine:
+    return Machine(torch.device("cpu"), SECOND, 0.0, two_devices)
+
+
+def accelerators() -> Machine:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two accelerators, this machine has {torch.cuda.device_count()}")
+    return Machine(torch.device("cuda:0"), torch.device("cuda:1"), REAL)
+
+
+def accelerator_and_host() -> Machine:
+    if not torch.cuda.is_available():
+        pytest.skip("needs an accelerator beside the CPU")
+    return Machine(torch.device("cpu"), torch.device("cuda:0"), REAL)
+
+
+@pytest.fixture(params=[named, named_and_host, accelerators, accelerator_and_host], ids=lambda kind: kind.__name__)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    made: Machine = request.param()
+    return made
+
+
+def plan_of(model: Any, blocks: str, first: torch.device, second: torch.device) -> dict[str, str]:
+    """Module → device: ``ON_FIRST`` and all parts but the blocks on the first, a head of its own on the second."""
+    decoder = model.get_decoder()
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    plan = {name: second for name, child in model.named_children() if decoder not in child.modules()}
+    if tied or "encoder" in plan:
+        plan = dict.fromkeys(plan, first)
+    plan |= {f"{prefix}.{name}": first for name, _ in decoder.named_children() if name != blocks}
+    for number, _ in enumerate(getattr(decoder, blocks), start=1):
+        plan[f"{prefix}.{blocks}.{number - 1}"] = first if number in ON_FIRST else second
+    return {name: str(device) for name, device in plan.items()}
+
+
+def spread(model: Any, machine: Machine, blocks: str | None = None) -> Any:
+    plan = plan_of(model, blocks or anatomy_of(model.config).blocks, machine.first, machine.second)
+    if "cpu" not in plan.values():
+        return accelerate.dispatch_model(model, plan, skip_keys=model._skip_keys_device_placement)
+    tied = accelerate.utils.find_tied_parameters(model)
+    # beside an accelerator, dispatch_model would offload what is planned for the CPU instead of running it there
+    hooks.attach_align_device_hook_on_blocks(
+        model,
+        execution_device=plan | {"": "cpu"},
+        offload=dict.fromkeys(plan, False),
+        skip_keys=model._skip_keys_device_placement,
+        tied_params_map={},
+    )
+    accelerate.utils.retie_parameters(model, tied)
+    return model
+
+
+def prompts(seed: int = 0) -> list[Prompt]:
+    rng = np.random.default_rng(seed)
+    return [Prompt(rng.integers(0, VOCABULARY, n)) for n in LENGTHS]
+
+
+def fed(walked: Stepper, given: list[Prompt]) -> Iterator[np.ndarray]:
+    """Logits of a ragged batch at forced depths that differ by row, with a rollback and a row that leaves."""
+    session, step = WalkedDecoder(walked, full_depth(LAYERS), max_rows=len(given)).start(given)
+    yield step.logits
+    rng = np.random.default_rng(1)
+    for depths in ([6, 3, 5], [4, 3, 2], [3, 3, 1]):
+        yield session.feed(rng.integers(0, VOCABULARY, (3, 1)), np.array(depths)[:, None]).logits
+    session.rollback(session.length - 2)
+    yield session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.array([[4, 4], [3, 3], [5, 5]])).logits
+    session.drop(np.array([1]))
+    yield session.feed(rng.integers(0, VOCABULARY, (2, 1)), np.array([[2], [4]])).logits
+
+
+def require_same(mine: list[np.ndarray], theirs: list[np.ndarray], apart: float) -> None:
+    for here, there in zip(mine, theirs, strict=True):
+        assert np.abs(here - there).max() <= apart
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_spread_model_gives_the_logits_of_one_device(family: str, machine: Machine) -> None:
+    """Ragged batches, depths by row, rollback, rows that leave; construction compared the walk with the model's own."""
+    expected = list(fed(Stepper(small_model(family)), prompts()))
+    with machine.open():
+        walked = Stepper(spread(small_model(family), machine))
+        assert {station.device for station in walked.stations} == {machine.first, machine.second}
+        require_same(list(fed(walked, prompts())), expected, machine.apart)
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5_v1_1"])
+def test_a_spread_encoder_decoder_gives_the_logits_of_one_device(kind: str, machine: Machine) -> None:
+    given = [Prompt(p.tokens, source) for p, source in zip(prompts(), some_sources(7, 4, 9), strict=True)]
+    expected = list(fed(Seq2SeqStepper(small_t5(kind)), given))
+    with machine.open():
+        walked = Seq2SeqStepper(spread(small_t5(kind), machine, "block"))
+        assert set(walked.places) == {machine.first, machine.second}
+        require_same(list(fed(walked, given)), expected, machine.apart)
+
+
+def some_point(walked: Stepper, schedule: str) -> OperatingPoint:
+    """Thresholds that about a third of the tokens pass at each probe; the positional schedule asks no rule."""
+    if schedule == "positional":
+        return OperatingPoint("fall", "positional", LAYERS, LAYERS, schedule=schedule, period=4, floor=2)
+    entropy, probes = take_trace(walked, [TokenSequence(p.tokens) for p in prompts()]).entropy_nats, (1, 3, 5)
+    thresholds = tuple(float(np.quantile(entropy[:, probe - 1], 0.3)) for probe in probes)
+    period = {"period": 3} if schedule == "chunked" else {}
+    return OperatingPoint("some", "quantile", LAYERS, LAYERS, probes, (thresholds,), schedule, **period)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine) -> None:
+    """Early exits, K/V-only passes and deferred states cross devices like everything else."""
+    family = "opt_350m" if schedule == "copying" else "gpt_neox"
+    alone = Stepper(small_model(family))
+    point = some_point(alone, schedule)
+    expected = WalkedDecoder(alone, point, max_rows=3).generate(prompts(), 8)
+    with machine.open():
+        walked = Stepper(spread(small_model(family), machine))
+        found = WalkedDecoder(walked, point, max_rows=3).generate(prompts(), 8)
+    assert len(set(expected.tokens.depth.tolist())) > 1, "every token ran to the same depth: nothing was tested"
+    assert (found.tokens.depth == expected.tokens.depth).all()
+    for mine, theirs in zip(found.emitted, expected.emitted, strict=True):
+        assert mine.tolist() == theirs.tolist()
+    np.testing.assert_allclose(found.signal, expected.signal, rtol=0, atol=machine.apart)
+
+
+def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> None:
+    """What indexes states by host arrays and reads the unembedding finds all of it on one device."""
+    sequences = [TokenSequence(p.tokens, adaptive_from=1) for p in prompts()]
+    estimators = {Estimator("topk", k=20): (2, 4), Estimator("lowrank", k=20, rank=8): (3,)}
+    expected = take_trace(Stepper(small_model("gpt_neox")), sequences, estimators=estimators)
+    with machine.open():
+        found = take_trace(Stepper(spread(small_model("gpt_neox"), machine)), sequences, estimators=estimators)
+    # kept in float32: what differs in the last bit of float64 may fall on either side of a rounding
+    apart = 0.0 if machine.apart == 0.0 else 1e-6
+    np.testing.assert_allclose(found.entropy_nats, expected.entropy_nats, rtol=apart)
+    assert (found.top1 == expected.top1).all()
+    for estimator in estimators:
+        np.testing.assert_allclose(found.estimates[estimator], expected.estimates[estimator], rtol=10 * apart)
+
+
+def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
+    with machine.open():
+        walked = Stepper(spread(small_model("llama"), machine))
+        session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
+        for number, layer in enumerate(session._cache.layers, start=1):
+            place = machine.first if number in ON_FIRST else machine.second
+            assert [tensor.device for tensor in layer.entries(0)] == [place, place], f"layer {number}"
+
+
+def test_only_to_device_moves_and_only_where_the_device_changes() -> None:
+    machine = named()
+    with machine.open() as devices:
+        walked = Stepper(spread(small_model("llama"), machine))
+        session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
+        devices.crossings.clear()
+        session.feed(np.array([[1], [2], [3]]))
+    there, back = (machine.second, machine.first, True), (machine.first, machine.second, True)
+    # ids to the embedding and states back; layers 1–2, 3–5 and 6; then the final norm, which lies on the first
+    assert devices.crossings == [there, back, there, back, there, back, there, back]
+
+
+def test_a_move_left_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named devices have teeth: without ``to_device`` the walk does not get past its first block."""
+    machine = named()
+    with machine.open():
+        model = spread(small_model("llama"), machine)
+        monkeypatch.setattr(stepper, "to_device", lambda tensor, device: tensor)
+        with pytest.raises(MixedDevices):
+            Stepper(model)
+
+
+def test_hooks_stay_on_the_model_and_off_the_walk() -> None:
+    """accelerate's own path on one machine: a hand-written map, hooks on every module, all of it on the CPU."""
+    model = small_model("gpt_neox")
+    plan = dict.fromkeys(plan_of(model, "layers", FIRST, SECOND), "cpu")
+    accelerate.dispatch_model(model, plan, force_hooks=True)
+    walked, plain = Stepper(model), Stepper(small_model("gpt_neox"))
+    require_same(list(fed(walked, prompts())), list(fed(plain, prompts())), 0.0)
+    assert all(hasattr(module, "_hf_hook") for module in model.gpt_neox.layers)
+    for (block, _), own, (step, _) in zip(walked._blocks, model.gpt_neox.layers, walked._steps, strict=True):
+        assert not any(hasattr(module, "_hf_hook") for module in block.modules())
+        assert step is not block, "fused steps serve spread models too"
+        weights = zip(block.parameters(), own.parameters(), strict=True)
+        assert all(mine is theirs for mine, theirs in weights), "a copy of the weights would take their memory twice"
+
+
+def test_foreign_hooks_are_left_alone() -> None:
+    class Heard(hooks.ModelHook):
+        """Somebody's own."""
+
+    for hook in (Heard(), hooks.SequentialHook(hooks.AlignDevicesHook("cpu"), Heard())):
+        layer = hooks.add_hook_to_module(nn.Linear(2, 2), hook)
+        assert bare(layer) is layer
+    patched = nn.Linear(2, 2)
+    patched.forward = lambda given: given  # type: ignore[method-assign]
+    assert bare(hooks.add_hook_to_module(patched, hooks.AlignDevicesHook("cpu"))) is patched
+    plain = nn.Linear(2, 2)
+    assert bare(plain) is plain
+
+
+def test_offloaded_weights_are_refused() -> None:
+    model = accelerate.cpu_offload(small_model("llama"), execution_device="cpu")
+    with pytest.raises(BadArgument, match=r"layer 1='weights that are offloaded', but expected weights in memory"):
+        Stepper(model)
+
+
+def test_a_block_across_devices_is_refused_by_its_number() -> None:
+    with two_devices():
+        model = small_model("llama")
+        plan = plan_of(model, "layers", FIRST, SECOND)
+        torn = {f"model.layers.2.{name}": plan.pop("model.layers.2") and str(FIRST) for name in ("mlp",)}
+        rest = {f"model.layers.2.{n}": str(SECOND) for n, _ in model.model.layers[2].named_children() if n != "mlp"}
+        accelerate.dispatch_model(model, plan | torn | rest)
+        with pytest.raises(BadArgument, match=r"layer 3=\['meta:0', 'meta:1'\].*no_split_module_classes"):
+            Stepper(model)
+
+
+def test_to_device_keeps_what_is_there() -> None:
+    tensor = torch.zeros(2)
+    assert placement.to_device(tensor, torch.device("cpu")) is tensor
+
+
+def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """K/V-only passes may still run on a device that nothing came back from."""
+    waited = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    walked = Stepper(small_model("llama"))
+    walked.device, walked.places = torch.device("cuda:1"), (torch.device("cuda:0"), torch.device("cuda:1"))
+    WalkedDecoder(walked, full_depth(LAYERS)).synchronize()
+    assert sorted(map(str, waited)) == ["cuda:0", "cuda:1"]
