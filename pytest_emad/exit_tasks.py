@@ -27,7 +27,7 @@ from emad_ref.verdict.legs import unseen
 from pytest_emad.stopping import ends_the_run
 
 if TYPE_CHECKING:
-    from pytest_emad.session import Evidence
+    from pytest_emad.subject import Subject
 
 WORLD = "world:pairs"
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
@@ -68,7 +68,7 @@ class Items:
 class ExitTasks:
     """Tasks of one encoder-decoder's evidence, their items read when first asked for and kept."""
 
-    def __init__(self, evidence: Evidence):
+    def __init__(self, evidence: Subject):
         self._evidence = evidence
         self._items: dict[str, Items] = {}
 
