@@ -1,4 +1,9 @@
-"""Grids of operating points: the margins, thresholds and depths that a sweep replays."""
+"""Grids of operating points: the margins, thresholds and depths that a sweep replays.
+
+Under the monotone schedule one sure token decides for all later ones, so a rule's best thresholds may lie where only
+very sure tokens pass: entropies near zero, responses near one. Every family is searched there too, as finely as its
+rivals: a rule with coarser thresholds would lose for that alone.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,57 @@ import numpy as np
 from emad_ref.calibration.profile import Profile
 from emad_ref.point import OperatingPoint, truncated
 from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import fixed_entropy, response
+from emad_ref.policy.thresholds import fixed_entropy, response, short
 
 CHUNKS = (4, 8, 16)  # tokens
 FALLS = (8, 32, 128)  # tokens over which positional depth falls
-# 1 − λ of the confidence rules, four to a decade: under the monotone schedule one sure token decides for all later
-# ones, so what matters lies near λ = 1. The paper's 0.9 is among them; float32 knows none between 1 − 1e-7 and 1
+FINEST = 1e-6  # the least threshold of a grid, as share of the largest
+# 1 − λ of the confidence rules, four to a decade; the paper's 0.9 is among them, and float32 knows no λ between
+# 1 − 1e-7 and 1
 DOUBTS = tuple(10 ** (-quarter / 4) for quarter in range(29))
 
 
 def emad_margins(profile: Profile, count: int) -> list[OperatingPoint]:
-    """EMAD points at ``count`` margins from 0 up to the highest target, both ends included."""
-    highest = max(profile.targets_nats, default=0.0)
-    return [profile.point(float(margin)) for margin in np.linspace(0.0, highest, count)]
+    """EMAD points at ``count`` margins, fewer where some coincide, from 0 up to the highest target, ends included.
+
+    Half of them stand in equal steps, the others just below the target of each probe, whose threshold is then small.
+    """
+    targets = sorted({target for target in profile.targets_nats if target > 0})
+    highest = max(targets, default=0.0)
+    each = min(count // 2, count - 2) // max(len(targets), 1)
+    coarse = np.linspace(0.0, highest, count - each * len(targets))
+    below = _small(highest, highest / (len(coarse) - 1), each)
+    fine = {target - small: (target, small) for target in targets for small in below if small < target}
+    margins = sorted({*map(float, coarse), *fine})
+    return [
+        _near_target(profile.point(margin), *fine[margin]) if margin in fine else profile.point(margin)
+        for margin in margins
+    ]
+
+
+def _near_target(point: OperatingPoint, target: float, small: float) -> OperatingPoint:
+    """``point`` of margin target − small, whose own name would be that of margin ``target``."""
+    assert point.margin_nats is not None
+    plain, exact = f"m={short(point.margin_nats)}", f"m={short(target)}−{small:.1e}"
+    return replace(point, name=point.name.replace(plain, exact, 1))
 
 
 def fixed_entropies(profile: Profile, count: int) -> list[OperatingPoint]:
-    """Fixed-threshold points at ``count`` values of h₀ from 0 up to the profile's largest mean entropy."""
-    values = np.linspace(0.0, max(profile.mean_nats), count)
-    return [fixed_entropy(profile.layers, profile.probes, float(h0)) for h0 in values]
+    """Fixed-threshold points at ``count`` values of h₀ from 0 up to the profile's largest mean entropy.
+
+    Half of them stand in equal steps, the others below the first of these.
+    """
+    largest, fine = max(profile.mean_nats), min(count // 2, count - 2)
+    coarse = np.linspace(0.0, largest, count - fine)
+    values = sorted({*map(float, coarse), *_small(largest, float(coarse[1]), fine)})
+    return [fixed_entropy(profile.layers, profile.probes, h0) for h0 in values]
+
+
+def _small(largest: float, step: float, count: int) -> list[float]:
+    """``count`` thresholds in equal ratios from ``FINEST`` of the largest up to, and without, ``step``."""
+    if count == 0 or largest == 0:
+        return []
+    return [float(value) for value in np.geomspace(FINEST * largest, step, count + 1)[:-1]]
 
 
 def truncations(layers: int) -> list[OperatingPoint]:

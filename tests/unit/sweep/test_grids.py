@@ -12,6 +12,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.sweep.grids import (
     CHUNKS,
     DOUBTS,
+    FINEST,
     chunked,
     early_exits,
     emad_margins,
@@ -24,10 +25,27 @@ from tests.unit.calibration.test_profile import PROFILE
 
 
 def test_margins_run_from_none_to_the_highest_target():
-    margins = emad_margins(PROFILE, 5)
-    assert [point.margin_nats for point in margins] == [0.0, 0.5, 1.0, 1.5, 2.0]
+    margins = emad_margins(PROFILE, 9)
+    values = [point.margin_nats for point in margins]
+    assert {0.0, 0.5, 1.0, 1.5, 2.0} <= set(values), "equal steps"
+    assert values == sorted(values)
     assert margins[0].thresholds == (PROFILE.targets_nats,)
     assert max(margins[-1].thresholds[0]) == 0.0
+    assert len({point.name for point in margins}) == len(margins)
+
+
+def test_every_probe_is_asked_at_thresholds_near_zero():
+    """Only very sure tokens pass there; a rival whose thresholds go as low would win for that alone."""
+    step, targets = 2.0 / 16, PROFILE.targets_nats
+    margins = emad_margins(PROFILE, 33)
+    for probe, target in enumerate(targets):
+        near = sorted(p.thresholds[0][probe] for p in margins if 1e-9 < p.thresholds[0][probe] < step / 2)
+        assert len(near) >= 16 // len(targets) - 1
+        assert near[0] == pytest.approx(FINEST * targets[0])
+        assert np.diff(np.log(near)) == pytest.approx(np.log(near[1] / near[0]), rel=1e-3), target
+    small = [p.thresholds[0][0] for p in fixed_entropies(PROFILE, 33)][1:9]
+    assert small[0] == pytest.approx(FINEST * max(PROFILE.mean_nats))
+    assert np.diff(np.log(small)) == pytest.approx(np.log(small[1] / small[0]))
 
 
 @pytest.mark.parametrize("highest", [0.1, 1 / 3, math.pi, 1e-9])
@@ -39,8 +57,12 @@ def test_the_last_margin_is_admissible_whatever_rounding_does(highest, count):
 
 
 def test_fixed_thresholds_run_from_nothing_exits_to_the_largest_mean():
-    points = fixed_entropies(PROFILE, 6)
-    assert [point.thresholds[0][0] for point in points] == pytest.approx([0.0, 0.5, 1.0, 1.5, 2.0, 2.5])
+    points = fixed_entropies(PROFILE, 11)
+    levels = [point.thresholds[0][0] for point in points]
+    assert len(points) == 11
+    assert levels[0] == 0.0
+    assert levels[-5:] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5])
+    assert levels == sorted(levels)
     assert all(len(set(point.thresholds[0])) == 1 for point in points)
 
 
@@ -101,4 +123,4 @@ def test_positional_sweeps_reach_every_floor():
 
 
 def test_a_profile_without_probes_still_has_a_sweep():
-    assert [p.probes for p in emad_margins(replace(PROFILE, probes=(), targets_nats=()), 2)] == [(), ()]
+    assert [p.probes for p in emad_margins(replace(PROFILE, probes=(), targets_nats=()), 2)] == [()]
