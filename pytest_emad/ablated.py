@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from emad_ref.calibration.profile import Profile, profile_of
+from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.decoding.forcing import teacher_forced
 from emad_ref.meters.flops import flops
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import BinSpec, Estimator, OperatingPoint
-from emad_ref.policy.bins import bin_names, frequency_buckets
-from emad_ref.policy.thresholds import default_probes
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.policy.bins import bin_names
 from emad_ref.protocol import Unsupported
 from emad_ref.readout.index import Exact, recall
 from emad_ref.readout.lowrank import LowRankIndex, factors
@@ -60,21 +59,6 @@ def not_applicable(evidence: Evidence) -> str:
 def strided(layers: int, stride: int) -> tuple[int, ...]:
     """Probes after every ``stride`` layers, the last layer left out."""
     return tuple(range(stride, layers, stride))
-
-
-def calibrated(evidence: Evidence, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
-    """The profile of this run's calibration text at ``probes`` (default: METHODS') with thresholds by ``features``."""
-    counts = np.bincount(evidence.calibration.target, minlength=evidence.stepper.vocabulary)
-    frequency = frequency_buckets(counts) if "frequency" in features else b""
-    return profile_of(
-        evidence.calibration,
-        default_probes(evidence.stepper.layers) if probes is None else probes,
-        model=evidence.name,
-        fingerprint=evidence.fingerprint,
-        corpus=evidence.corpus,
-        dtype=evidence.dtype,
-        bins=BinSpec(features, frequency=frequency),
-    )
 
 
 def margins(evidence: Evidence) -> list[float]:

@@ -21,6 +21,7 @@ from emad_ref.calibration.profile import BadProfile, Profile, load_profile, prof
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace
 from emad_ref.models.loading import Loaded, load
 from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.policy.bins import frequency_buckets
 from emad_ref.policy.thresholds import default_probes
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Ints
@@ -113,25 +114,26 @@ class Evidence(Subject):
                     "calibrate this model itself"
                 )
             return profile
-        return profile_of(
-            self.calibration,
-            default_probes(self.stepper.layers),
-            model=self.name,
-            fingerprint=self.loaded.fingerprint,
-            corpus=self.corpus,
-            dtype=self.dtype,
-        )
+        return self.calibrated()
 
-    def conditioned(self, features: tuple[str, ...]) -> Profile:
-        """The profile of this run's calibration text with thresholds per bin of ``features``."""
+    def calibrated(self, probes: tuple[int, ...] | None = None, features: tuple[str, ...] = ()) -> Profile:
+        """The profile of this run's calibration text at ``probes`` (default: METHODS') with thresholds by ``features``.
+
+        Raises:
+            Unsupported: an encoder-decoder model.
+        """
+        frequency = b""
+        if "frequency" in features:
+            counts = np.bincount(self.calibration.target, minlength=self.stepper.vocabulary)
+            frequency = frequency_buckets(counts)
         return profile_of(
             self.calibration,
-            default_probes(self.stepper.layers),
+            default_probes(self.stepper.layers) if probes is None else probes,
             model=self.name,
             fingerprint=self.loaded.fingerprint,
             corpus=self.corpus,
             dtype=self.dtype,
-            bins=BinSpec(features),
+            bins=BinSpec(features, frequency=frequency),
         )
 
     # ------------------------------------------------------------ points and losses

@@ -192,7 +192,7 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
     """Consecutive sequences whose padded inputs, each counted once, and decided positions stay within ``tokens``."""
     batch: list[TokenSequence] = []
     inputs: set[bytes] = set()
-    decided = 0
+    widest = decided = 0
     for sequence in sequences:
         if len(sequence.tokens) < 2:
             raise BadArgument("sequence", sequence.tokens.tolist(), "at least two tokens", "nothing is predicted in it")
@@ -201,13 +201,14 @@ def batched(sequences: Iterable[TokenSequence], tokens: int = TOKENS_PER_BATCH) 
             raise BadArgument(
                 "adaptive_from", sequence.adaptive_from, f"a position in 0–{last}", "nothing is decided in the sequence"
             )
-        widest, asked = max([sequence.size, *(s.size for s in batch)]), last + 1 - sequence.adaptive_from
-        if batch and max(widest * len(inputs | {sequence.input}), decided + asked) > tokens:
+        asked, read = last + 1 - sequence.adaptive_from, sequence.input
+        rows = len(inputs) + (read not in inputs)
+        if batch and max(max(widest, sequence.size) * rows, decided + asked) > tokens:
             yield batch
-            batch, inputs, decided = [], set(), 0
+            batch, inputs, widest, decided = [], set(), 0, 0
         batch.append(sequence)
-        inputs.add(sequence.input)
-        decided += asked
+        inputs.add(read)
+        widest, decided = max(widest, sequence.size), decided + asked
     if batch:
         yield batch
 

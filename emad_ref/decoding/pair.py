@@ -206,6 +206,11 @@ class Seat:
             self._log.forget(sequence, self.model, held)
             del trail[held:]
 
+    def keep(self, length: Ints) -> None:
+        """Roll back to ``length`` [rows], for good."""
+        self.rollback(length)
+        self.session.commit(length)
+
     def drop(self, rows: Sequence[int]) -> None:
         self.session.drop(np.array(rows, dtype=np.int64))
         kept = [row for row in range(len(self.sequences)) if row not in set(rows)]

@@ -91,9 +91,7 @@ def _round(rows: Sequence[Row], seat: Seat, exit_layer: int) -> None:
                 row.propose(z[-1])
     for row, logits in zip(rows, seat.deepen(before, VERIFY), strict=True):
         row.judge(logits)
-    kept = standing(rows)
-    seat.rollback(kept)
-    seat.session.commit(kept)
+    seat.keep(standing(rows))
 
 
 def _require_drafting(model: Partner, exit_layer: int) -> None:

@@ -81,8 +81,7 @@ def _round(rows: Sequence[Row], small: Seat, large: Seat) -> None:
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
         row.judge(logits)
     kept = standing(rows)
-    large.rollback(kept)
-    large.session.commit(kept)
+    large.keep(kept)
     small.rollback(np.minimum(small.length, kept))
 
 
@@ -94,8 +93,7 @@ def _propose(rows: Sequence[Row], small: Seat, width: int) -> None:
     """
     lengths = np.array([len(row.tokens) for row in rows], dtype=np.int64)
     unseen = int((lengths - small.length).max())
-    small.rollback(lengths - unseen)
-    small.session.commit(small.length)
+    small.keep(lengths - unseen)
     tokens, phases = [row.tokens[-unseen:] for row in rows], [CATCH_UP] * (unseen - 1) + [DRAFT]
     for at in range(width):
         logits = small.feed(np.array(tokens, dtype=np.int64), phases, last=1)[:, -1]

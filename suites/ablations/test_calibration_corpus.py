@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from pytest_emad.ablated import Table, calibrated, not_applicable, points
+from pytest_emad.ablated import Table, not_applicable, points
 
 MARGINS = (0.0, 0.2)  # nats; a margin is one of the paper's remedies for a shift
 
@@ -20,7 +20,7 @@ def test_calibration_corpus(emad_evidence, emad_record, emad_rng):
     if evidence.shifted is None:
         pytest.skip(f"not applicable (no second corpus beside {evidence.corpus})")
     at_hand, rows = (evidence, evidence.shifted), []
-    profiles = {other.corpus: calibrated(other) for other in at_hand}
+    profiles = {other.corpus: other.calibrated() for other in at_hand}
     for judged in at_hand:
         table = Table(judged, emad_rng)
         rows.append(table.full(text=judged.corpus, profile="none"))

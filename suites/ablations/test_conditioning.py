@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.point import FEATURES
-from pytest_emad.ablated import Table, calibrated, fallback_note, margins, not_applicable, points
+from pytest_emad.ablated import Table, fallback_note, margins, not_applicable, points
 
 CONDITIONINGS = [features for count in (0, 1, 2) for features in combinations(FEATURES, count)]
 
@@ -21,7 +21,7 @@ def test_conditioning(emad_evidence, emad_record, emad_rng):
     table = Table(evidence, emad_rng)
     rows = [table.full(features="–", bins=0, **{"fallen back": 0})]
     for features in CONDITIONINGS:
-        profile = calibrated(evidence, features=features)
+        profile = evidence.calibrated(features=features)
         fallen, few = np.array(profile.fallbacks, dtype=int) > 0, profile.statistics.tokens < profile.minimum_tokens
         beside = {"features": profile.bins.name, "bins": profile.bins.count, "fallen back": int(fallen.sum())}
         by_margin = table.rows(points(profile, margins(evidence)), **beside)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.replay import depths
-from pytest_emad.ablated import UNTIMED, Table, calibrated, margins, not_applicable, points, speeds, strided
+from pytest_emad.ablated import UNTIMED, Table, margins, not_applicable, points, speeds, strided
 
 STRIDES = (3, 4, 6)  # three probes are the least that leave a line and a next threshold: twelve layers need stride 3
 
@@ -21,7 +21,7 @@ def test_interpolation(emad_evidence, emad_record, emad_rng):
         pytest.skip(reason)
     layers, table, rows = evidence.stepper.layers, Table(evidence, emad_rng), []
     for stride in (s for s in STRIDES if s < layers):
-        profile = calibrated(evidence, strided(layers, stride))
+        profile = evidence.calibrated(strided(layers, stride))
         between = layers_between(profile.probes)
         for off in points(profile, margins(evidence)):
             on = replace(off, name=f"{off.name} interpolated", interpolate=True)

@@ -6,7 +6,7 @@ import pytest
 
 from emad_ref.policy.thresholds import default_probes
 from emad_ref.sweep.diagnostics import agreement_rate
-from pytest_emad.ablated import Table, calibrated, margins, not_applicable, points, strided
+from pytest_emad.ablated import Table, margins, not_applicable, points, strided
 
 STRIDES = (2, 4, 6, 8)
 
@@ -24,7 +24,7 @@ def test_probe_stride(emad_evidence, emad_record, emad_rng):
     named |= {} if default in probed.values() else {"default": default}
     rows = [table.full(probes="none", layers="–")]
     for name, probes in named.items():
-        tried = points(calibrated(evidence, probes), margins(evidence))
+        tried = points(evidence.calibrated(probes), margins(evidence))
         assert tried, f"{name}: nothing can exit at margin 0"
         assert all(point.probes == probes for point in tried)
         rows += table.rows(tried, probes=name, layers=", ".join(map(str, probes)))

@@ -44,6 +44,6 @@ def damage(evidence, features):
     """([documents] NLL lost by the foreign profile, net reduction under it)."""
     own, foreign = (
         evidence.rivals.evaluated(profile.point(0.0))
-        for profile in (evidence.conditioned(features), evidence.shifted.conditioned(features))
+        for profile in (evidence.calibrated(features=features), evidence.shifted.calibrated(features=features))
     )
     return evidence.by_document(foreign.nll_nats) - evidence.by_document(own.nll_nats), foreign.net_reduction

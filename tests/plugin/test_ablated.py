@@ -32,7 +32,6 @@ from pytest_emad.ablated import (
     Openings,
     Recalls,
     Table,
-    calibrated,
     fallback_note,
     margins,
     not_applicable,
@@ -68,7 +67,7 @@ def run(stepper: Stepper) -> Evidence:
     )  # fmt: skip
     made = Evidence(loaded, settings, lambda request: WalkedDecoder(stepper, request.point, max_rows=request.max_rows))
     made.__dict__ |= {"documents": documents, "window": 24}
-    made.__dict__["profile"] = calibrated(made, PROBES)
+    made.__dict__["profile"] = made.calibrated(PROBES)
     return made
 
 
@@ -104,16 +103,16 @@ def test_strided_probes_leave_the_last_layer_out(layers: int, stride: int, probe
 
 
 def test_a_profile_is_the_mean_entropy_of_the_calibration_text(run: Evidence) -> None:
-    profile = calibrated(run)
+    profile = run.calibrated()
     assert profile.probes == default_probes(LAYERS)
     assert (profile.model, profile.fingerprint, profile.corpus, profile.dtype) == ("small", "f", "self", "float64")
     assert profile.tokens == len(run.calibration)
     assert profile.mean_nats == pytest.approx(run.calibration.entropy_nats.mean(axis=0), rel=1e-6)  # float32 sums
-    assert calibrated(run, (1, 5)).probes == (1, 5) != profile.probes
+    assert run.calibrated((1, 5)).probes == (1, 5) != profile.probes
 
 
 def test_thresholds_by_position_are_means_of_the_tokens_there(run: Evidence) -> None:
-    profile = replace(calibrated(run, (3,), ("position",)), minimum_tokens=0)
+    profile = replace(run.calibrated((3,), ("position",)), minimum_tokens=0)
     position = run.calibration.position + 1
     inside = [position <= 32, (position > 32) & (position <= 128), position > 128]
     assert profile.statistics.tokens.tolist() == [int(these.sum()) for these in inside]
@@ -122,7 +121,7 @@ def test_thresholds_by_position_are_means_of_the_tokens_there(run: Evidence) -> 
 
 
 def test_frequency_is_that_of_tokens_to_be_predicted_in_the_calibration_text(run: Evidence) -> None:
-    buckets = np.frombuffer(calibrated(run, PROBES, ("frequency",)).bins.frequency, dtype=np.uint8)
+    buckets = np.frombuffer(run.calibrated(PROBES, ("frequency",)).bins.frequency, dtype=np.uint8)
     counts = Counter(run.calibration.target.tolist())
     by_rank = sorted(range(VOCABULARY), key=lambda token: (-counts[token], token))
     assert [buckets[token] for token in by_rank] == [0] * 5 + [1] * 17 + [2] * (VOCABULARY - 22)  # 101^(1/3), 101^(2/3)
@@ -142,16 +141,16 @@ def test_a_margin_under_which_no_bin_can_exit_makes_no_point(run: Evidence) -> N
     assert [point.margin_nats for point in made] == [0.0, low, high]
     assert made[1].thresholds[0] == pytest.approx([target - low for target in run.profile.targets_nats])
     rows = ((1.0, 1.0), (high + 1, 1.0), (1.0, 1.0))
-    binned = replace(calibrated(run, PROBES, ("position",)), bin_targets_nats=rows)
+    binned = replace(run.calibrated(PROBES, ("position",)), bin_targets_nats=rows)
     assert len(points(binned, [high + 0.5, high + 1.5])) == 1, "one bin suffices"
 
 
 def test_a_note_names_the_bins_that_took_their_parents_thresholds(run: Evidence) -> None:
     assert fallback_note(run.profile) == ""
-    note = fallback_note(calibrated(run, PROBES, ("position",)))
+    note = fallback_note(run.calibrated(PROBES, ("position",)))
     assert note.startswith("position: fewer than 500 calibration tokens in ")
     assert "position 129+: thresholds of the parent bin" in note
-    whole = replace(calibrated(run, PROBES, ("position",)), fallbacks=(0, 0, 0))
+    whole = replace(run.calibrated(PROBES, ("position",)), fallbacks=(0, 0, 0))
     assert fallback_note(whole) == ""
 
 
