@@ -246,6 +246,12 @@ class Seat:
         return shared
 
 
+def require_prompts(prompts: Sequence[Prompt]) -> None:
+    """Raises BadArgument where there is nothing to decode."""
+    if len(prompts) == 0:
+        raise BadArgument("prompts", [], "at least one prompt")
+
+
 def require_one_vocabulary(first: Floats, second: Floats) -> None:
     """Refuse logits [..., V] of different V: two decoders that do not speak of the same ids."""
     if first.shape[-1] != second.shape[-1]:

@@ -28,7 +28,7 @@ from dataclasses import replace
 import numpy as np
 
 from emad_ref.decoding.acceptance import Options, Row, Speculated, opened, speculated, standing, unfinished
-from emad_ref.decoding.pair import Log, Partner, Seat
+from emad_ref.decoding.pair import Log, Partner, Seat, require_prompts
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt, Unsupported
@@ -65,8 +65,7 @@ def self_speculate(
         NotFinite: logits hold NaN or +inf.
     """
     options = Options(max_new, k, stop, temperature, gate_bits)
-    if len(prompts) == 0:
-        raise BadArgument("prompts", [], "at least one prompt")
+    require_prompts(prompts)
     _require_drafting(model, exit_layer)
     log = Log()
     with closing(Seat(model, MODEL, log, range(len(prompts)), prompts, PROMPT, DECODE)) as seat:

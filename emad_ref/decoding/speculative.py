@@ -22,8 +22,7 @@ from contextlib import closing
 import numpy as np
 
 from emad_ref.decoding.acceptance import Options, Row, Speculated, opened, speculated, standing, unfinished
-from emad_ref.decoding.pair import Log, Partner, Seat, by_model, require_one_vocabulary
-from emad_ref.errors import BadArgument
+from emad_ref.decoding.pair import Log, Partner, Seat, by_model, require_one_vocabulary, require_prompts
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
 
@@ -55,8 +54,7 @@ def speculate(
         NotFinite: logits hold NaN or +inf.
     """
     options = Options(max_new, k, stop, temperature, gate_bits)
-    if len(prompts) == 0:
-        raise BadArgument("prompts", [], "at least one prompt")
+    require_prompts(prompts)
     log, numbers = Log(), range(len(prompts))
     with (
         closing(Seat(verifier, VERIFIER, log, numbers, prompts, PROMPT, DECODE)) as large,

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from emad_ref.decoding.pair import Log, Partner, Seat, by_model, entropy_bits, require_one_vocabulary
+from emad_ref.decoding.pair import Log, Partner, Seat, by_model, entropy_bits, require_one_vocabulary, require_prompts
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.errors import BadArgument
 from emad_ref.protocol import Prompt
@@ -143,8 +143,7 @@ def switch(
     """
     if max_new < 1:
         raise BadArgument("max_new", max_new, "at least one new token")
-    if len(prompts) == 0:
-        raise BadArgument("prompts", [], "at least one prompt")
+    require_prompts(prompts)
     log, sampler = Log(), Sampler(len(prompts), temperature, seed)
     rows = [_Row(number, prompt, (small, large), rule, log) for number, prompt in enumerate(prompts)]
     for row in rows:

@@ -18,6 +18,19 @@ from emad_ref.protocol import Capabilities, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
 
 POINT, DRAFTING = full_depth(1), drafting_point(2)
+V = 6
+SUCCESSOR = np.roll(np.eye(V), 1, axis=1) * 5.0  # after i comes i + 1 (mod V), nearly always
+
+
+def prompt(*tokens: int) -> Prompt:
+    return Prompt(np.array(tokens))
+
+
+def wrong_after(*tokens: int) -> Floats:
+    """The successor table, except that after ``tokens`` the same token is repeated."""
+    table = SUCCESSOR.copy()
+    table[list(tokens)] = np.eye(V)[list(tokens)] * 5.0
+    return table
 
 
 def chance(texts: Ints, logits: Floats, temperature: float) -> float:

@@ -12,27 +12,14 @@ from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.selfdraft import drafting_point, self_speculate
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.protocol import Unsupported
 from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY
-from tests.decoders.markov import DRAFTING, MarkovDecoder
-
-V = 6
-SUCCESSOR = np.roll(np.eye(V), 1, axis=1) * 5.0  # after i comes i + 1 (mod V), nearly always
+from tests.decoders.markov import DRAFTING, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 
 
 def model(shallow=SUCCESSOR, deep=SUCCESSOR, **options):
     return Partner(MarkovDecoder(np.asarray(deep, dtype=float), shallow, **options), DRAFTING)
-
-
-def prompt(*tokens):
-    return Prompt(np.array(tokens))
-
-
-def wrong_after(*tokens):
-    table = SUCCESSOR.copy()
-    table[list(tokens)] = np.eye(V)[list(tokens)] * 5.0
-    return table
 
 
 def test_a_perfect_exit_gives_k_plus_one_tokens_a_round():

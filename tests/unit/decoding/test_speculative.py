@@ -21,29 +21,15 @@ from emad_ref.decoding.acceptance import (
 from emad_ref.decoding.pair import Partner, entropy_bits
 from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Prompt
 from emad_ref.readout.signals import NotFinite
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
-from tests.decoders.markov import POINT, MarkovDecoder
+from tests.decoders.markov import POINT, SUCCESSOR, MarkovDecoder, V, prompt, wrong_after
 
-V = 6
-SUCCESSOR = np.roll(np.eye(V), 1, axis=1) * 5.0  # after i comes i + 1 (mod V), nearly always
 ROUNDING = 1e-12  # sums of a handful of float64 probabilities
 
 
 def partner(logits=SUCCESSOR, **options):
     return Partner(MarkovDecoder(np.asarray(logits, dtype=float), **options), POINT)
-
-
-def prompt(*tokens):
-    return Prompt(np.array(tokens))
-
-
-def wrong_after(*tokens):
-    """The successor table, except that after ``tokens`` the same token is repeated."""
-    table = SUCCESSOR.copy()
-    table[list(tokens)] = np.eye(V)[list(tokens)] * 5.0
-    return table
 
 
 # ---------------------------------------------------------------- the parts
