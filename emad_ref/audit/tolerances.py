@@ -5,7 +5,7 @@ sum the same products in another order; what that costs depends on the dtype of 
 float32, and on the kernels of the backend. These are bounds on honest noise, about three times what was seen on small
 random models or more; accelerator rows are extrapolated from the CPU's, not measured. A defect is larger: a wrong
 layer, position or row moves logits by whole units. Where a half-precision bound comes near that, the checks find few
-discriminating positions and say so.
+discriminating positions and say so. Which families insist on float32 stands in their rows (``models.families``).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.families import row_of
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,6 @@ class Entry:
     value: float
     reason: str
 
-
-# Families whose norm or softmax computes in float32 whatever the model's dtype.
-FLOAT32_INSIDE: frozenset[str] = frozenset(
-    {"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "olmo2", "smollm3", "granite", "t5"}
-)
-MODEL_DTYPE_INSIDE: frozenset[str] = frozenset({"gpt_neox", "gpt2", "opt", "phi"})
 
 # (float32 inside, dtype, on an accelerator). "Seen": largest difference between token-by-token cached decoding and one
 # pass, small random models of 8 and 24 layers with logits up to 10, six families.
@@ -59,14 +54,12 @@ def entry(family: str, dtype: str, backend: str) -> Entry:
     Raises:
         BadArgument: a family, dtype or backend without a row: an unknown tolerance is not a loose one.
     """
-    if family not in FLOAT32_INSIDE | MODEL_DTYPE_INSIDE:
-        known = ", ".join(sorted(FLOAT32_INSIDE | MODEL_DTYPE_INSIDE))
-        raise BadArgument("family", family, f"one of {known}", "add the family here with its reason")
+    inside = row_of(family).float32_inside
     if dtype not in DTYPES:
         raise BadArgument("dtype", dtype, f"one of {', '.join(DTYPES)}")
     if backend not in BACKENDS:
         raise BadArgument("backend", backend, f"one of {', '.join(BACKENDS)}")
-    return TABLE[family in FLOAT32_INSIDE, dtype, backend != "cpu"]
+    return TABLE[inside, dtype, backend != "cpu"]
 
 
 def tolerance(family: str, dtype: str, backend: str) -> float:

@@ -18,12 +18,12 @@ and an encoder block costs what the first three lines say, per source position.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.families import row_of
 
 
 @dataclass(frozen=True)
@@ -105,67 +105,6 @@ class Geometry:
         return 0 if self.embedding_width == self.hidden else 2 * self.hidden * self.embedding_width
 
 
-@dataclass(frozen=True)
-class _Sizes:
-    """One family's config keys and the parameters beside its matrices, as functions of (config, geometry)."""
-
-    gated: bool
-    block_extras: Callable[[Any, Geometry], int]
-    extras: Callable[[Any, Geometry], int]
-    intermediate: str = "intermediate_size"
-
-
-def _attention_biases(g: Geometry) -> int:
-    return (g.heads + 2 * g.kv_heads) * g.head_dim
-
-
-def _all_biases(g: Geometry) -> int:
-    """Biases of query, key, value, output and both MLP matrices."""
-    return _attention_biases(g) + g.hidden + g.intermediate + g.hidden
-
-
-def _gpt_neox_block(c: Any, g: Geometry) -> int:
-    return 4 * g.hidden + g.intermediate + g.hidden + (_attention_biases(g) + g.hidden) * bool(c.attention_bias)
-
-
-def _opt_block(c: Any, g: Geometry) -> int:
-    return 4 * g.hidden * bool(c.layer_norm_elementwise_affine) + _all_biases(g) * bool(c.enable_bias)
-
-
-def _opt_rest(c: Any, g: Geometry) -> int:
-    normed = c.do_layer_norm_before and not c._remove_final_layer_norm and c.layer_norm_elementwise_affine
-    return 2 * g.hidden * bool(normed) + (c.max_position_embeddings + 2) * g.hidden
-
-
-def _llama_block(c: Any, g: Geometry) -> int:
-    attention = (_attention_biases(g) + g.hidden) * bool(getattr(c, "attention_bias", False))
-    return 2 * g.hidden + attention + (2 * g.intermediate + g.hidden) * bool(getattr(c, "mlp_bias", False))
-
-
-def _phi_block(c: Any, g: Geometry) -> int:
-    return 2 * g.hidden + _all_biases(g) + 4 * (g.hidden // g.heads) * bool(c.qk_layernorm)
-
-
-_FAMILIES: dict[str, _Sizes] = {
-    "gpt_neox": _Sizes(False, _gpt_neox_block, lambda c, g: 2 * g.hidden),
-    "opt": _Sizes(False, _opt_block, _opt_rest, "ffn_dim"),
-    "gpt2": _Sizes(
-        False,
-        lambda c, g: 4 * g.hidden + _all_biases(g),
-        lambda c, g: 2 * g.hidden + c.max_position_embeddings * g.hidden,
-        "n_inner",
-    ),
-    "llama": _Sizes(True, _llama_block, lambda c, g: g.hidden),
-    "mistral": _Sizes(True, lambda c, g: 2 * g.hidden, lambda c, g: g.hidden),
-    "qwen2": _Sizes(True, lambda c, g: 2 * g.hidden + _attention_biases(g), lambda c, g: g.hidden),
-    "qwen3": _Sizes(True, lambda c, g: _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden),
-    "olmo2": _Sizes(True, lambda c, g: _llama_block(c, g) + (g.heads + g.kv_heads) * g.head_dim, lambda c, g: g.hidden),
-    "phi": _Sizes(False, _phi_block, lambda c, g: 2 * g.hidden + g.vocabulary),
-    "gemma2": _Sizes(True, lambda c, g: 2 * g.hidden + _llama_block(c, g), lambda c, g: g.hidden),
-    "gemma3_text": _Sizes(True, lambda c, g: 2 * g.hidden + _llama_block(c, g) + 2 * g.head_dim, lambda c, g: g.hidden),
-}
-
-
 def geometry_of(config: Any) -> Geometry:
     """Geometry of a transformers config (its text part).
 
@@ -176,47 +115,23 @@ def geometry_of(config: Any) -> Geometry:
 
 
 def _sized(config: Any) -> Geometry:
-    if config.model_type == "t5":
-        return _encoder_decoder(config)
-    if config.model_type not in _FAMILIES:
-        raise BadArgument("model_type", config.model_type, f"one of {', '.join(sorted((*_FAMILIES, 't5')))}")
-    sizes = _FAMILIES[config.model_type]
-    hidden, heads = config.hidden_size, config.num_attention_heads
-    bare = Geometry(
-        family=config.model_type,
-        layers=config.num_hidden_layers,
-        hidden=hidden,
-        heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or hidden // heads,
-        intermediate=getattr(config, sizes.intermediate) or 4 * hidden,  # GPT-2 leaves n_inner empty
-        gated=sizes.gated,
-        vocabulary=config.vocab_size,
-        embedding_width=getattr(config, "word_embed_proj_dim", None) or hidden,
-        tied=bool(config.tie_word_embeddings),
-    )
-    return replace(bare, block_extras=sizes.block_extras(config, bare), extras=sizes.extras(config, bare))
-
-
-def _encoder_decoder(c: Any) -> Geometry:
-    """T5, whose config has keys of its own; heads · d_kv need not be d_model."""
-    norms = (2 * c.num_layers + 2) * c.d_model
+    sizes = row_of(config.model_type).sizes
+    widths = sizes.widths(config)
     return Geometry(
-        family=c.model_type,
-        layers=c.num_decoder_layers,
-        hidden=c.d_model,
-        heads=c.num_heads,
-        kv_heads=c.num_heads,
-        head_dim=c.d_kv,
-        intermediate=c.d_ff,
-        gated=c.feed_forward_proj.startswith("gated"),
-        vocabulary=c.vocab_size,
-        embedding_width=c.d_model,
-        # transformers calls every T5 tied; only v1.1, whose head is its own, does not scale the state before it
-        tied=getattr(c, "scale_decoder_outputs", c.tie_word_embeddings),
-        block_extras=3 * c.d_model,
-        extras=norms + 2 * c.relative_attention_num_buckets * c.num_heads,
-        encoder_layers=c.num_layers,
+        family=config.model_type,
+        layers=getattr(config, sizes.layers),
+        hidden=widths.hidden,
+        heads=widths.heads,
+        kv_heads=widths.kv_heads,
+        head_dim=widths.head_dim,
+        intermediate=widths.intermediate,
+        gated=sizes.gated(config),
+        vocabulary=widths.vocabulary,
+        embedding_width=getattr(config, "word_embed_proj_dim", None) or widths.hidden,
+        tied=sizes.tied(config),
+        block_extras=sizes.block_extras(config, widths),
+        extras=sizes.extras(config, widths),
+        encoder_layers=getattr(config, sizes.encoder_layers) if sizes.encoder_layers else 0,
     )
 
 

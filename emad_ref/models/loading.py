@@ -46,6 +46,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.families import row_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -70,7 +71,6 @@ HUB: dict[str, str] = {
     "t5-base": "google-t5/t5-base",
     "t5-large": "google-t5/t5-large",
 }
-ENCODER_DECODERS = frozenset({"t5"})  # families of ``models.seq2seq``; all others are rows of ``models.anatomy``
 CONTROLS = ("control:identity-upper",)
 IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
 AUTO = "auto"  # the device that leaves placement to accelerate
@@ -335,7 +335,7 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     """Model and tokenizer from a folder or the hub."""
     where = _where(source, commit)
     config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
-    _require_walkable(config)  # before gigabytes are fetched
+    anatomy_of(config.get_text_config())  # before gigabytes are fetched
     model = _reach(
         source,
         name,
@@ -349,12 +349,7 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
 
 
 def _reads_a_source(config: Any) -> bool:
-    return config.model_type in ENCODER_DECODERS
-
-
-def _require_walkable(config: Any) -> None:
-    if not _reads_a_source(config):
-        anatomy_of(config.get_text_config())
+    return row_of(config.get_text_config().model_type).reads_a_source
 
 
 def _class_of(config: Any) -> Any:
@@ -428,7 +423,7 @@ def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     else:
         raise BadArgument("name", name, f"random: and one of {', '.join((*bundled_names(), *PUBLISHED_NAMES))}")
-    _require_walkable(config)
+    anatomy_of(config.get_text_config())
     return _with_random_weights(config, seed), tokenizer
 
 

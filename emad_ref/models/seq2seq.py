@@ -32,14 +32,12 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.anatomy import Anatomy
+from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.cache import Cache
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
 from emad_ref.models.stepper import CHECKED_ROWS, CHECKED_TOKENS, FIRST_TABLE, Frame, Station, Stepper
 from emad_ref.record import Ints, Work
-
-T5 = Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None)
 
 
 @dataclass(frozen=True)
@@ -260,7 +258,7 @@ class Seq2SeqStepper(Stepper):
         config = model.config
         if config.model_type != "t5":
             raise BadArgument("model_type", config.model_type, "t5", "Stepper walks decoder-only families")
-        self.model, self.config, self.anatomy = model, config, T5
+        self.model, self.config, self.anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
         self.kernel: str = config._attn_implementation

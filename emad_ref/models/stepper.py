@@ -28,6 +28,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
+from emad_ref.models.families import row_of
 from emad_ref.models.fused import fused
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
@@ -47,7 +48,7 @@ class ModelMismatch(EmadError):
         self.relative = relative
         super().__init__(
             f"model_type={family!r}, but its layers walked one by one give logits off by {relative:.2e} of the largest "
-            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/anatomy.py does not fit this "
+            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/families.py does not fit this "
             "checkpoint or this version of transformers"
         )
 
@@ -188,6 +189,8 @@ class Stepper:
 
     def __init__(self, model: Any, *, check: bool = True):
         config = model.config.get_text_config()
+        if row_of(config.model_type).reads_a_source:
+            raise BadArgument("model_type", config.model_type, "a decoder-only family", "Seq2SeqStepper walks this one")
         self.model, self.config, self.anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from emad_ref.audit.tolerances import BACKENDS, DTYPES, FLOAT32_INSIDE, MODEL_DTYPE_INSIDE, TABLE, entry, tolerance
+from emad_ref.audit.tolerances import BACKENDS, DTYPES, TABLE, entry, tolerance
 from emad_ref.errors import BadArgument
-from emad_ref.models.anatomy import ANATOMY
+from emad_ref.models.families import FAMILIES
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -19,11 +19,7 @@ def test_every_combination_has_a_value_and_a_reason(family: str, dtype: str, bac
     assert found in TABLE.values()
 
 
-def test_no_family_stands_in_both_columns() -> None:
-    assert not FLOAT32_INSIDE & MODEL_DTYPE_INSIDE
-
-
-@pytest.mark.parametrize("family", sorted(ANATOMY))
+@pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_every_family_that_can_be_walked_has_a_tolerance(family: str) -> None:
     assert tolerance(family, "float32", "cpu") == 2e-4
 
@@ -31,6 +27,12 @@ def test_every_family_that_can_be_walked_has_a_tolerance(family: str) -> None:
 def test_float32_inside_sets_a_floor_in_float64() -> None:
     assert tolerance("gpt_neox", "float64", "cpu") == 1e-9
     assert tolerance("gemma2", "float64", "cpu") >= 1e-6
+
+
+@pytest.mark.parametrize("family", ["smollm2", "mamba"])
+def test_a_family_that_cannot_be_loaded_has_no_tolerance(family: str) -> None:
+    with pytest.raises(BadArgument, match=rf"model_type='{family}', but expected one of .*gpt_neox.*families\.py"):
+        tolerance(family, "float32", "cpu")
 
 
 def test_fewer_bits_never_tolerate_less() -> None:

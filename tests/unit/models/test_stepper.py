@@ -327,7 +327,7 @@ class TestConstruction:
             return layer.forward_twice(*args, **kwargs) * (1 if calls["n"] == 1 else 1.5)
 
         layer.forward = swapped
-        with pytest.raises(ModelMismatch, match=r"model_type='llama'.*anatomy.py"):
+        with pytest.raises(ModelMismatch, match=r"model_type='llama'.*families.py"):
             Stepper(model)
 
     def test_training_mode_is_refused(self) -> None:

@@ -1,0 +1,256 @@
+"""One row per model family: where its parts are, what its sizes are made of, and where it computes in float32.
+
+A row is read off the family's own ``forward``; it is names, conventions and arithmetic on a config, no tensor, no
+torch. ``models.anatomy``, ``models.geometry`` and ``audit.tolerances`` read it. A family that is not here is refused.
+A row that is wrong is caught when a stepper is made: the walk must give the model's own logits, and the sizes must add
+up to the model's own number of parameters. That its FLOPs are PyTorch's is a law (``tests/laws/test_flops.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from emad_ref.errors import BadArgument
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Attribute names inside ``model.get_decoder()``, unless said otherwise.
+
+    ``positions``          learned position table [positions + offset, D], or None.
+    ``rotary``             module that gives (cos, sin), or None; ``rotary_per_kind``: one table per kind of layer.
+    ``cache_keyword``      by which a block takes its cache.
+    ``project_in/out``     between embedding width and D; the attribute may be None.
+    ``softcap``            config key of the cap on final logits: c·tanh(z/c).
+    ``window_everywhere``  a config without ``layer_types`` puts its sliding window on every layer.
+    """
+
+    blocks: str = "layers"
+    final_norm: str = "norm"
+    positions: str | None = None
+    position_offset: int = 0
+    rotary: str | None = "rotary_emb"
+    rotary_per_kind: bool = False
+    cache_keyword: str = "past_key_values"
+    project_in: str | None = None
+    project_out: str | None = None
+    softcap: str | None = None
+    window_everywhere: bool = False
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Sizes that a family's norms and biases are counted from: ``models.geometry`` says which symbol is which."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+
+def _gated(config: Any) -> bool:
+    return True
+
+
+def _plain(config: Any) -> bool:
+    return False
+
+
+def _kv_heads(config: Any) -> int | None:
+    return getattr(config, "num_key_value_heads", None)
+
+
+def _tied(config: Any) -> bool:
+    return bool(config.tie_word_embeddings)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How a config says the sizes of ``models.geometry.Geometry``.
+
+    ``gated``         whether the MLP has three matrices.
+    ``block_extras``  parameters of one block that belong to no matrix product (norms, biases); ``extras`` of the rest.
+    ``layers``, ``hidden``, ``heads``, ``head_dim``, ``intermediate``: config keys; a head width that is not there is
+    hidden / heads, an empty intermediate 4 · hidden.
+    ``kv_heads``      None where every head has its own key.
+    ``encoder_layers`` config key of the encoder's depth; None in a decoder-only family.
+    """
+
+    gated: Callable[[Any], bool]
+    block_extras: Callable[[Any, Widths], int]
+    extras: Callable[[Any, Widths], int]
+    layers: str = "num_hidden_layers"
+    hidden: str = "hidden_size"
+    heads: str = "num_attention_heads"
+    head_dim: str = "head_dim"
+    intermediate: str = "intermediate_size"
+    kv_heads: Callable[[Any], int | None] = _kv_heads
+    tied: Callable[[Any], bool] = _tied
+    encoder_layers: str | None = None
+
+    def widths(self, config: Any) -> Widths:
+        """What ``config`` says, or a SimpleNamespace with its keys."""
+        hidden, heads = getattr(config, self.hidden), getattr(config, self.heads)
+        return Widths(
+            hidden=hidden,
+            heads=heads,
+            kv_heads=self.kv_heads(config) or heads,
+            head_dim=getattr(config, self.head_dim, None) or hidden // heads,
+            intermediate=getattr(config, self.intermediate) or 4 * hidden,  # GPT-2 leaves n_inner empty
+            vocabulary=config.vocab_size,
+        )
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family. ``float32_inside``: its norm or softmax computes in float32 whatever the model's dtype."""
+
+    anatomy: Anatomy
+    sizes: Sizes
+    float32_inside: bool
+
+    @property
+    def reads_a_source(self) -> bool:
+        """Whether it is an encoder-decoder, walked by ``models.seq2seq``."""
+        return self.sizes.encoder_layers is not None
+
+
+def _attention_biases(w: Widths) -> int:
+    return (w.heads + 2 * w.kv_heads) * w.head_dim
+
+
+def _all_biases(w: Widths) -> int:
+    """Biases of query, key, value, output and both MLP matrices."""
+    return _attention_biases(w) + w.hidden + w.intermediate + w.hidden
+
+
+def _gpt_neox_block(c: Any, w: Widths) -> int:
+    return 4 * w.hidden + w.intermediate + w.hidden + (_attention_biases(w) + w.hidden) * bool(c.attention_bias)
+
+
+def _opt_block(c: Any, w: Widths) -> int:
+    return 4 * w.hidden * bool(c.layer_norm_elementwise_affine) + _all_biases(w) * bool(c.enable_bias)
+
+
+def _opt_rest(c: Any, w: Widths) -> int:
+    normed = c.do_layer_norm_before and not c._remove_final_layer_norm and c.layer_norm_elementwise_affine
+    return 2 * w.hidden * bool(normed) + (c.max_position_embeddings + 2) * w.hidden
+
+
+def _llama_block(c: Any, w: Widths) -> int:
+    attention = (_attention_biases(w) + w.hidden) * bool(getattr(c, "attention_bias", False))
+    return 2 * w.hidden + attention + (2 * w.intermediate + w.hidden) * bool(getattr(c, "mlp_bias", False))
+
+
+def _phi_block(c: Any, w: Widths) -> int:
+    return 2 * w.hidden + _all_biases(w) + 4 * (w.hidden // w.heads) * bool(c.qk_layernorm)
+
+
+def _one_norm(c: Any, w: Widths) -> int:
+    """The final RMSNorm."""
+    return w.hidden
+
+
+def _norm_and_bias(c: Any, w: Widths) -> int:
+    """The final LayerNorm."""
+    return 2 * w.hidden
+
+
+def _t5_rest(c: Any, w: Widths) -> int:
+    norms = (2 * c.num_layers + 2) * w.hidden
+    return norms + 2 * c.relative_attention_num_buckets * w.heads
+
+
+FAMILIES: dict[str, Family] = {
+    "gpt_neox": Family(
+        Anatomy(final_norm="final_layer_norm", cache_keyword="layer_past"),
+        Sizes(_plain, _gpt_neox_block, _norm_and_bias),
+        float32_inside=False,
+    ),
+    "opt": Family(
+        Anatomy(
+            final_norm="final_layer_norm",  # None in the post-norm 350m
+            positions="embed_positions",
+            position_offset=2,
+            rotary=None,
+            project_in="project_in",
+            project_out="project_out",
+        ),
+        Sizes(_plain, _opt_block, _opt_rest, intermediate="ffn_dim"),
+        float32_inside=False,
+    ),
+    "gpt2": Family(
+        Anatomy(blocks="h", final_norm="ln_f", positions="wpe", rotary=None),
+        Sizes(
+            _plain,
+            lambda c, w: 4 * w.hidden + _all_biases(w),
+            lambda c, w: 2 * w.hidden + c.max_position_embeddings * w.hidden,
+            intermediate="n_inner",
+        ),
+        float32_inside=False,
+    ),
+    "llama": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
+    "mistral": Family(
+        Anatomy(window_everywhere=True), Sizes(_gated, lambda c, w: 2 * w.hidden, _one_norm), float32_inside=True
+    ),
+    "qwen2": Family(
+        Anatomy(), Sizes(_gated, lambda c, w: 2 * w.hidden + _attention_biases(w), _one_norm), float32_inside=True
+    ),
+    "qwen3": Family(
+        Anatomy(), Sizes(_gated, lambda c, w: _llama_block(c, w) + 2 * w.head_dim, _one_norm), float32_inside=True
+    ),
+    "olmo2": Family(
+        Anatomy(),
+        Sizes(_gated, lambda c, w: _llama_block(c, w) + (w.heads + w.kv_heads) * w.head_dim, _one_norm),
+        float32_inside=True,
+    ),
+    "phi": Family(
+        Anatomy(final_norm="final_layernorm"),
+        Sizes(_plain, _phi_block, lambda c, w: 2 * w.hidden + w.vocabulary),
+        float32_inside=False,
+    ),
+    "gemma2": Family(
+        Anatomy(softcap="final_logit_softcapping"),
+        Sizes(_gated, lambda c, w: 2 * w.hidden + _llama_block(c, w), _one_norm),
+        float32_inside=True,
+    ),
+    "gemma3_text": Family(
+        Anatomy(softcap="final_logit_softcapping", rotary_per_kind=True),
+        Sizes(_gated, lambda c, w: 2 * w.hidden + _llama_block(c, w) + 2 * w.head_dim, _one_norm),
+        float32_inside=True,
+    ),
+    # the anatomy is the decoder's; what its blocks take stands in ``models.seq2seq``
+    "t5": Family(
+        Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None),
+        Sizes(
+            lambda c: c.feed_forward_proj.startswith("gated"),
+            lambda c, w: 3 * w.hidden,
+            _t5_rest,
+            layers="num_decoder_layers",
+            hidden="d_model",
+            heads="num_heads",
+            head_dim="d_kv",  # heads · d_kv need not be d_model
+            intermediate="d_ff",
+            # transformers calls every T5 tied; only v1.1, whose head is its own, does not scale the state before it
+            tied=lambda c: getattr(c, "scale_decoder_outputs", c.tie_word_embeddings),
+            encoder_layers="num_layers",
+        ),
+        float32_inside=True,
+    ),
+}
+
+
+def row_of(family: str) -> Family:
+    """The row of a family, by its config's ``model_type``.
+
+    Raises:
+        BadArgument: a family without a row.
+    """
+    if family not in FAMILIES:
+        known = ", ".join(sorted(FAMILIES))
+        raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
+    return FAMILIES[family]
