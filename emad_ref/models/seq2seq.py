@@ -32,11 +32,12 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.agreement import CHECKED_ROWS, CHECKED_TOKENS, require_same, require_size, require_usable
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.cache import Cache
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
-from emad_ref.models.stepper import CHECKED_ROWS, CHECKED_TOKENS, FIRST_TABLE, Frame, Station, Stepper
+from emad_ref.models.stepper import FIRST_TABLE, Frame, Station, Stepper
 from emad_ref.record import Ints, Work
 
 
@@ -251,6 +252,7 @@ class Seq2SeqStepper(Stepper):
     Raises:
         BadArgument: another family, training mode, offloaded weights, a block on several devices, another attention
             implementation.
+        SizeMismatch: the row counts other parameters than the model holds.
         ModelMismatch: the walk does not reproduce the model.
     """
 
@@ -262,7 +264,8 @@ class Seq2SeqStepper(Stepper):
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
         self.kernel: str = config._attn_implementation
-        self._require_usable(model)
+        require_usable(model, self.kernel)
+        require_size(model, self.geometry)
         decoder = model.get_decoder()
         self._head = bare(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
@@ -428,10 +431,12 @@ class Seq2SeqStepper(Stepper):
         theirs = self.model(input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False).logits
         theirs = to_device(theirs, self.device).double()
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
-        self._require_same(self._full_depth(ids, 0, self.open(sources)), theirs)
+        require_same(self.config.model_type, self.dtype, self._full_depth(ids, 0, self.open(sources)), theirs)
         cache = self.open(sources, CHECKED_TOKENS)
         self._full_depth(ids[:, :-1], 0, cache)
-        self._require_same(self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:])
+        require_same(
+            self.config.model_type, self.dtype, self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:]
+        )
 
 
 def _same_sources(frame: Frame, cache: Cache | None) -> tuple[SourceFrame, SourceCache, Encoded]:

@@ -6,8 +6,8 @@
 
 The blocks are the Hugging Face modules themselves, called in turn: full depth is the model's own forward to the bit
 where the masks agree, and a checkpoint needs no conversion. What a forward needs once (positions, masks, rotary
-tables) is a ``Frame``. Construction compares full-depth logits with ``model(ids).logits``: an unknown or changed
-family fails loudly.
+tables) is a ``Frame``. Construction holds the model's size and its full-depth logits against ``model(ids).logits``
+(``models.agreement``): an unknown or changed family fails loudly.
 
 A model may be spread over several devices, block by block (``models.placement``). What crosses the surface lives on
 ``stepper.device``, the head's: token ids go in there, states and logits come out there. Inside, a block gets its
@@ -25,8 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.anatomy import ATTENTION_KERNELS, FULL, SLIDING, anatomy_of, layer_kinds
+from emad_ref.errors import BadArgument
+from emad_ref.models.agreement import (
+    CHECKED_ROWS,
+    CHECKED_TOKENS,
+    part_named,
+    require_same,
+    require_size,
+    require_usable,
+)
+from emad_ref.models.anatomy import FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
 from emad_ref.models.fused import fused
@@ -34,23 +42,7 @@ from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
 from emad_ref.record import Ints
 
-CHECKED_ROWS, CHECKED_TOKENS = 2, 12
-# largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
-# numbers instead of flags; a wrong family is off by the order of 1
-CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 FIRST_TABLE = 256  # positions a rotary table starts with; it doubles
-
-
-class ModelMismatch(EmadError):
-    """Walking the layers does not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
-
-    def __init__(self, family: str, relative: float, tolerance: float):
-        self.relative = relative
-        super().__init__(
-            f"model_type={family!r}, but its layers walked one by one give logits off by {relative:.2e} of the largest "
-            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/families.py does not fit this "
-            "checkpoint or this version of transformers"
-        )
 
 
 class Station(NamedTuple):
@@ -184,6 +176,7 @@ class Stepper:
     Raises:
         BadArgument: a family without a row, training mode, offloaded weights, a block on several devices, another
             attention implementation.
+        SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
         ModelMismatch: the walk does not reproduce the model.
     """
 
@@ -195,9 +188,10 @@ class Stepper:
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
         self.kernel: str = config._attn_implementation
-        self._require_usable(model)
+        require_usable(model, self.kernel)
+        require_size(model, self.geometry)
         decoder = model.get_decoder()
-        blocks = getattr(decoder, self.anatomy.blocks)
+        blocks: Any = part_named(config.model_type, decoder, self.anatomy.blocks)
         self._head = bare(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
@@ -213,8 +207,8 @@ class Stepper:
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
-        self._positions: Any = _named(decoder, self.anatomy.positions)
-        rotary = _named(decoder, self.anatomy.rotary)
+        self._positions: Any = part_named(config.model_type, decoder, self.anatomy.positions)
+        rotary = part_named(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else bare(rotary)
         self.softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
         self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
@@ -360,14 +354,8 @@ class Stepper:
 
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None where the family has none."""
-        part = _named(decoder, name)
+        part = part_named(self.config.model_type, decoder, name)
         return None if part is None else visited(str(name), part, self.device)
-
-    def _require_usable(self, model: Any) -> None:
-        if model.training:
-            raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
-        if self.kernel not in ATTENTION_KERNELS:
-            raise BadArgument("attn_implementation", self.kernel, " or ".join(ATTENTION_KERNELS))
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
@@ -375,22 +363,13 @@ class Stepper:
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
         theirs = to_device(self.model(ids, use_cache=False).logits, self.device).double()
         cache = self.new_cache(CHECKED_ROWS, CHECKED_TOKENS)
-        self._require_same(self._full_depth(ids, 0, None), theirs)
+        require_same(self.config.model_type, self.dtype, self._full_depth(ids, 0, None), theirs)
         self._full_depth(ids[:, :-1], 0, cache)
-        self._require_same(self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:])
+        require_same(
+            self.config.model_type, self.dtype, self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:]
+        )
 
     def _full_depth(self, ids: Tensor, start: int, cache: Cache | None) -> Tensor:
         positions = np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1))
         frame = self.frame(positions, cache)
         return self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, cache)).double()
-
-    def _require_same(self, mine: Tensor, theirs: Tensor) -> None:
-        same = mine.shape == theirs.shape
-        relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
-        tolerance = CHECK_TOLERANCE[self.dtype]
-        if not relative <= tolerance:  # NaN too
-            raise ModelMismatch(self.config.model_type, relative, tolerance)
-
-
-def _named(decoder: Any, name: str | None) -> Any | None:
-    return None if name is None else getattr(decoder, name)

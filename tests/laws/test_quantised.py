@@ -10,6 +10,7 @@ import emad_ref
 from emad_ref.calibration.trace import TokenSequence, take_trace, trace_stepwise
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.models.agreement import parameters_held
 from emad_ref.models.quantised import int8_copy
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
@@ -71,6 +72,12 @@ def test_quantised_blocks_keep_their_own_forward(int8):
     assert all(step is block for (step, _), (block, _) in zip(int8.stepper._steps, int8.stepper._blocks, strict=True))
     record = WalkedDecoder(int8.stepper, full_depth(4)).generate([Prompt(np.array([1, 2, 3]))], 5)
     assert len(record.emitted[0]) == 5
+
+
+def test_packed_weights_are_exempt_from_the_parameter_count_and_nothing_else_is(loaded, int8):
+    assert parameters_held(loaded.model) == loaded.geometry.parameters()
+    assert sum(p.numel() for p in int8.model.parameters()) < loaded.geometry.parameters()
+    assert parameters_held(int8.model) is None
 
 
 def test_a_model_that_cannot_be_quantised_here_is_refused(loaded):

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument
 from emad_ref.models import geometry
+from emad_ref.models.agreement import ModelMismatch
 from emad_ref.models.cache import MissingEntry
 from emad_ref.models.geometry import geometry_named, geometry_of
 from emad_ref.models.loading import load
 from emad_ref.models.seq2seq import Encoded, Seq2SeqStepper, SourceCache
-from emad_ref.models.stepper import ModelMismatch
 from tests.small import small_model
 
 LAYERS, VOCABULARY, HEADS, WIDTH, HIDDEN = 6, 101, 4, 12, 32  # heads · d_kv ≠ d_model, decoder deeper than encoder

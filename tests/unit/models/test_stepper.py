@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from torch import Tensor
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.agreement import ModelMismatch, SizeMismatch, parameters_held
 from emad_ref.models.cache import Cache, MissingEntry
-from emad_ref.models.stepper import ModelMismatch, Stepper
+from emad_ref.models.stepper import Stepper
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
 
 # RMSNorm and Gemma 2's softmax compute in float32 even in a float64 model; LayerNorm families stay in float64
@@ -345,6 +347,39 @@ class TestConstruction:
         config.model_type = "mamba"
         with pytest.raises(BadArgument, match=r"model_type='mamba'.*gpt_neox"):
             Stepper(small_model("llama", config=config))
+
+    def test_parameters_that_the_row_does_not_count_are_refused_although_the_logits_agree(self) -> None:
+        """Every FLOP count would be another model's; ``check=False`` does not excuse it."""
+        model = small_model("llama")
+        held = sum(p.numel() for p in model.parameters())
+        model.model.layers[1].adapter = torch.nn.Linear(32, 7)
+        for check in (True, False):
+            with pytest.raises(SizeMismatch, match=rf"model_type='llama'.*{held:,} parameters.*holds {held + 231:,}"):
+                Stepper(model, check=check)
+
+    def test_a_part_that_the_row_names_wrongly_is_named(self) -> None:
+        model = small_model("gpt2")
+        del model.transformer.ln_f
+        model.transformer.register_parameter("norm", torch.nn.Parameter(torch.zeros(64, dtype=torch.float64)))
+        with pytest.raises(BadArgument, match=r"model_type='gpt2', but expected a decoder with the part 'ln_f'"):
+            Stepper(model)
+
+    def test_tied_parameters_count_once(self) -> None:
+        model = small_model("opt")
+        assert parameters_held(model) == sum(p.numel() for p in {id(p): p for p in model.parameters()}.values())
+        assert model.get_input_embeddings().weight is model.get_output_embeddings().weight
+
+    def test_a_model_that_also_sees_is_held_to_its_text_part(self) -> None:
+        text = small_config("gemma3").to_dict()
+        sight = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                 "image_size": 28, "patch_size": 14}  # fmt: skip
+        config = hf.Gemma3Config(text_config=text, vision_config=sight, mm_tokens_per_image=1)
+        model = small_model("gemma3", config=config)
+        assert parameters_held(model) == Stepper(model).geometry.parameters()
+        assert parameters_held(model) < sum(p.numel() for p in model.parameters())
+        model.get_decoder().layers[0].adapter = torch.nn.Linear(32, 7)
+        with pytest.raises(SizeMismatch):
+            Stepper(model)
 
     def test_rotary_frequencies_must_not_depend_on_the_batch(self) -> None:
         config = small_config("llama")

@@ -1,0 +1,103 @@
+"""What a stepper holds against the model it walks when it is made: usable at all, of the row's size, the same logits.
+
+A row of ``models.families`` that does not fit (another variant of the family, another version of transformers) fails
+here, loudly and before anything is measured. Equal logits alone are not enough: they do not notice experts that a
+dense row's FLOPs leave out, nor parameters that no layer of the walk reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.anatomy import ATTENTION_KERNELS
+from emad_ref.models.geometry import Geometry
+
+CHECKED_ROWS, CHECKED_TOKENS = 2, 12
+# largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
+# numbers instead of flags; a wrong family is off by the order of 1
+CHECK_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+class ModelMismatch(EmadError):
+    """Walking the layers does not give the model's own logits; ``relative`` is max |Δ| / max |logit|."""
+
+    def __init__(self, family: str, relative: float, tolerance: float):
+        self.relative = relative
+        super().__init__(
+            f"model_type={family!r}, but its layers walked one by one give logits off by {relative:.2e} of the largest "
+            f"logit (at most {tolerance:.0e} expected); its row in emad_ref/models/families.py does not fit this "
+            "checkpoint or this version of transformers"
+        )
+
+
+class SizeMismatch(EmadError):
+    """The row's sizes do not add up to the model's parameters: every FLOP count would be another model's.
+
+    ``counted`` by the row, ``held`` by the model, tied ones once.
+    """
+
+    def __init__(self, family: str, counted: int, held: int):
+        self.counted, self.held = counted, held
+        super().__init__(
+            f"model_type={family!r}, but the sizes in its config make {counted:,} parameters and the model holds "
+            f"{held:,}; its row in emad_ref/models/families.py does not fit this checkpoint or this version of "
+            "transformers, or something was added to the model: give its family a row of its own"
+        )
+
+
+def require_usable(model: Any, kernel: str) -> None:
+    """Refuse training mode, and attention that takes no additive mask."""
+    if model.training:
+        raise BadArgument("model.training", True, "a model in eval mode", "call model.eval()")
+    if kernel not in ATTENTION_KERNELS:
+        raise BadArgument("attn_implementation", kernel, " or ".join(ATTENTION_KERNELS))
+
+
+def require_size(model: Any, geometry: Geometry) -> None:
+    """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``parameters_held``."""
+    held = parameters_held(model)
+    if held is not None and held != geometry.parameters():
+        raise SizeMismatch(geometry.family, geometry.parameters(), held)
+
+
+def parameters_held(model: Any) -> int | None:
+    """Parameters of ``model``, tied ones once, or of its text part where it also reads images or sound.
+
+    None, for there is nothing to compare, where weights are quantised: then they lie packed in buffers or in objects
+    of their own, not in parameters. Such a model is known by its config, or by modules whose ``weight`` is a method
+    (PyTorch's own int8 layers).
+    """
+    config = model.config.get_text_config()
+    if getattr(model.config, "quantization_config", None) is not None:
+        return None
+    if any(callable(getattr(module, "weight", None)) for module in model.modules()):
+        return None
+    parts = (model,) if config is model.config else (model.get_decoder(), model.get_output_embeddings())
+    return sum(one.numel() for one in {id(one): one for part in parts for one in part.parameters()}.values())
+
+
+def require_same(family: str, dtype: torch.dtype, mine: Tensor, theirs: Tensor) -> None:
+    """Raise ModelMismatch unless logits of the walk are the model's own, within the tolerance of ``dtype``."""
+    same = mine.shape == theirs.shape
+    relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
+    tolerance = CHECK_TOLERANCE[dtype]
+    if not relative <= tolerance:  # NaN too
+        raise ModelMismatch(family, relative, tolerance)
+
+
+def part_named(family: str, decoder: Any, name: str | None) -> Any | None:
+    """``decoder.name``; None where the family has no such part.
+
+    Raises:
+        BadArgument: a decoder without the part that the row names.
+    """
+    if name is None:
+        return None
+    if not hasattr(decoder, name):
+        remedy = "its row in emad_ref/models/families.py does not fit this checkpoint or this version of transformers"
+        raise BadArgument("model_type", family, f"a decoder with the part {name!r}", remedy)
+    return getattr(decoder, name)
