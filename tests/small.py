@@ -18,6 +18,7 @@ _LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }  # fmt: skip
+_EXPERTS = {"moe_intermediate_size": 24, "num_experts_per_tok": 3, "norm_topk_prob": True}
 
 _CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt_neox": lambda: hf.GPTNeoXConfig(**_SIZES, intermediate_size=64),
@@ -45,9 +46,33 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "phi": lambda: hf.PhiConfig(**_SIZES, intermediate_size=64),
     "olmo2": lambda: hf.Olmo2Config(**_GROUPED),
+    "gemma": lambda: hf.GemmaConfig(**_GROUPED, head_dim=12),
+    "granite": lambda: hf.GraniteConfig(
+        **_GROUPED, embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.3, logits_scaling=6.0
+    ),
+    "smollm3": lambda: hf.SmolLM3Config(**_GROUPED),
+    "smollm3_window": lambda: hf.SmolLM3Config(**_GROUPED, use_sliding_window=True, sliding_window=WINDOW),
+    "stablelm": lambda: hf.StableLmConfig(**_GROUPED, use_qkv_bias=True),
+    "stablelm_parallel": lambda: hf.StableLmConfig(**_GROUPED, use_parallel_residual=True, qk_layernorm=True),
+    "falcon": lambda: hf.FalconConfig(**_SIZES),
+    "falcon_grouped": lambda: hf.FalconConfig(**_SIZES, new_decoder_architecture=True, num_kv_heads=2),
+    "falcon_sequential": lambda: hf.FalconConfig(**_SIZES, multi_query=False, parallel_attn=False, bias=True),
+    "gptj": lambda: hf.GPTJConfig(
+        n_embd=32,
+        n_layer=LAYERS,
+        n_head=4,
+        rotary_dim=4,
+        vocab_size=VOCABULARY,
+        n_positions=128,
+        bos_token_id=None,
+        eos_token_id=None,
+    ),
+    "qwen3_moe": lambda: hf.Qwen3MoeConfig(**_GROUPED, head_dim=12, **_EXPERTS, num_experts=6),
+    "mixtral": lambda: hf.MixtralConfig(**_GROUPED, num_local_experts=4, num_experts_per_tok=2),
 }
 FAMILIES: tuple[str, ...] = tuple(_CONFIGS)
-NEEDS_EAGER = frozenset({"gemma2"})  # only eager attention applies its softcap
+NEEDS_EAGER = frozenset({"gemma2", "gptj"})  # only eager attention applies the one's softcap; the other has no SDPA
+EXPERTS = frozenset({"qwen3_moe", "mixtral"})
 
 
 def small_config(family: str) -> Any:
@@ -76,4 +101,6 @@ def small_model(
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
     model.tie_weights()
+    if family in EXPERTS and dtype == torch.float64:
+        model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     return model.to(dtype).eval()

@@ -2,7 +2,7 @@
 
 Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included),
 the encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout),
-K/V-only passes, input projections.
+K/V-only passes, input projections. Of a mixture of experts, the router and the experts that a token ran.
 Only matrix products and attention count, one multiply-add as two; a law holds the ledger against PyTorch's counter.
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import Anatomy, row_of
+from emad_ref.models.families import Anatomy, family_of, row_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION_KERNELS = ("sdpa", "eager")  # those that take an additive mask [rows, 1, queries, keys]
@@ -20,9 +20,10 @@ def anatomy_of(config: Any) -> Anatomy:
     """The table row of a text config (``model.config.get_text_config()``).
 
     Raises:
-        BadArgument: a family without a row, bidirectional attention, or length-dependent rotary frequencies.
+        BadArgument: a family without a row or a variant of one that is not walked, bidirectional attention, or
+            length-dependent rotary frequencies.
     """
-    family = row_of(config.model_type)
+    family = family_of(config)
     if getattr(config, "use_bidirectional_attention", None):
         raise BadArgument("use_bidirectional_attention", True, "a causal model", "it is not a decoder")
     for rotary in rotary_settings(config):

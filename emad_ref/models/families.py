@@ -22,7 +22,14 @@ class Anatomy:
     ``positions``          learned position table [positions + offset, D], or None.
     ``rotary``             module that gives (cos, sin), or None; ``rotary_per_kind``: one table per kind of layer.
     ``cache_keyword``      by which a block takes its cache.
+    ``positions_inside``   a block takes ``position_ids`` and turns queries and keys by a table of its own, which ends
+    at ``max_position_embeddings``.
+    ``always_masked``      a block adds its mask without asking whether there is one.
+    ``constants``          further keyword arguments of a block, the same at every call.
+    ``in_a_tuple``         a block returns its state as the first entry of a tuple.
     ``project_in/out``     between embedding width and D; the attribute may be None.
+    ``embedding_factor``   config key of what embeddings are multiplied by outside their module.
+    ``logits_divisor``     config key of what logits are divided by.
     ``softcap``            config key of the cap on final logits: c·tanh(z/c).
     ``window_everywhere``  a config without ``layer_types`` puts its sliding window on every layer.
     """
@@ -34,8 +41,14 @@ class Anatomy:
     rotary: str | None = "rotary_emb"
     rotary_per_kind: bool = False
     cache_keyword: str = "past_key_values"
+    positions_inside: bool = False
+    always_masked: bool = False
+    constants: tuple[tuple[str, Any], ...] = ()
+    in_a_tuple: bool = False
     project_in: str | None = None
     project_out: str | None = None
+    embedding_factor: str | None = None
+    logits_divisor: str | None = None
     softcap: str | None = None
     window_everywhere: bool = False
 
@@ -77,6 +90,8 @@ class Sizes:
     ``layers``, ``hidden``, ``heads``, ``head_dim``, ``intermediate``: config keys; a head width that is not there is
     hidden / heads, an empty intermediate 4 · hidden.
     ``kv_heads``      None where every head has its own key.
+    ``experts``, ``experts_used``: config keys of the experts of a block and of those that one token runs; None where
+    a block has one MLP.
     ``encoder_layers`` config key of the encoder's depth; None in a decoder-only family.
     """
 
@@ -90,6 +105,8 @@ class Sizes:
     intermediate: str = "intermediate_size"
     kv_heads: Callable[[Any], int | None] = _kv_heads
     tied: Callable[[Any], bool] = _tied
+    experts: str | None = None
+    experts_used: str | None = None
     encoder_layers: str | None = None
 
     def widths(self, config: Any) -> Widths:
@@ -106,12 +123,26 @@ class Sizes:
 
 
 @dataclass(frozen=True)
+class Need:
+    """What a config of the family must say to be walked: ``holds(config.key)``, else ``expected`` says what."""
+
+    key: str
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+@dataclass(frozen=True)
 class Family:
-    """One family. ``float32_inside``: its norm or softmax computes in float32 whatever the model's dtype."""
+    """One family.
+
+    ``float32_inside``: its norm, softmax or router computes in float32 whatever the model's dtype.
+    ``needs``: variants of the family that are not walked are refused by these.
+    """
 
     anatomy: Anatomy
     sizes: Sizes
     float32_inside: bool
+    needs: tuple[Need, ...] = ()
 
     @property
     def reads_a_source(self) -> bool:
@@ -148,6 +179,25 @@ def _llama_block(c: Any, w: Widths) -> int:
 
 def _phi_block(c: Any, w: Widths) -> int:
     return 2 * w.hidden + _all_biases(w) + 4 * (w.hidden // w.heads) * bool(c.qk_layernorm)
+
+
+def _stablelm_block(c: Any, w: Widths) -> int:
+    norms = (1 if c.use_parallel_residual else 2) * 2 * w.hidden
+    per_head = (w.heads + w.kv_heads) * w.head_dim * bool(c.qk_layernorm)
+    return norms + per_head + _attention_biases(w) * bool(c.use_qkv_bias)
+
+
+def _falcon_block(c: Any, w: Widths) -> int:
+    # the model's constructor fills in an empty number of norms: two in the new architecture, else one
+    parallel = c.num_ln_in_parallel_attn or (2 if c.new_decoder_architecture else 1)
+    norms = (2 if not c.parallel_attn or parallel == 2 else 1) * 2 * w.hidden
+    return norms + _all_biases(w) * bool(c.bias)
+
+
+def _falcon_kv_heads(c: Any) -> int | None:
+    if c.new_decoder_architecture:
+        return int(c.num_kv_heads)
+    return 1 if c.multi_query else None
 
 
 def _one_norm(c: Any, w: Widths) -> int:
@@ -223,6 +273,73 @@ FAMILIES: dict[str, Family] = {
         Sizes(_gated, lambda c, w: 2 * w.hidden + _llama_block(c, w) + 2 * w.head_dim, _one_norm),
         float32_inside=True,
     ),
+    "gemma": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
+    "granite": Family(
+        Anatomy(embedding_factor="embedding_multiplier", logits_divisor="logits_scaling"),
+        Sizes(_gated, _llama_block, _one_norm),
+        float32_inside=True,
+    ),
+    "smollm3": Family(Anatomy(), Sizes(_gated, _llama_block, _one_norm), float32_inside=True),
+    "stablelm": Family(Anatomy(), Sizes(_gated, _stablelm_block, _norm_and_bias), float32_inside=False),
+    "falcon": Family(
+        Anatomy(
+            blocks="h",
+            final_norm="ln_f",
+            cache_keyword="layer_past",
+            always_masked=True,
+            constants=(("alibi", None),),
+            in_a_tuple=True,
+        ),
+        Sizes(_plain, _falcon_block, _norm_and_bias, intermediate="ffn_hidden_size", kv_heads=_falcon_kv_heads),
+        float32_inside=False,
+        needs=(Need("alibi", lambda alibi: not alibi, "False: only its rotary variants are walked"),),
+    ),
+    "gptj": Family(
+        Anatomy(
+            blocks="h",
+            final_norm="ln_f",
+            rotary=None,
+            cache_keyword="layer_past",
+            positions_inside=True,
+            always_masked=True,
+            in_a_tuple=True,
+        ),
+        Sizes(
+            _plain,
+            lambda c, w: 2 * w.hidden + w.intermediate + w.hidden,
+            lambda c, w: 2 * w.hidden + w.vocabulary,
+            intermediate="n_inner",
+        ),
+        float32_inside=True,  # scores are products of float32 queries and keys
+    ),
+    "mixtral": Family(
+        Anatomy(window_everywhere=True),
+        Sizes(
+            _gated,
+            lambda c, w: 2 * w.hidden,
+            _one_norm,
+            experts="num_local_experts",
+            experts_used="num_experts_per_tok",
+        ),
+        float32_inside=True,
+    ),
+    "qwen3_moe": Family(
+        Anatomy(window_everywhere=True),
+        Sizes(
+            _gated,
+            lambda c, w: _llama_block(c, w) + 2 * w.head_dim,
+            _one_norm,
+            intermediate="moe_intermediate_size",
+            experts="num_experts",
+            experts_used="num_experts_per_tok",
+        ),
+        float32_inside=True,
+        needs=(
+            Need("num_experts", lambda experts: experts > 0, "at least 1: without experts it is another family"),
+            Need("decoder_sparse_step", lambda step: step == 1, "1: experts in every layer, for layers cost the same"),
+            Need("mlp_only_layers", lambda plain: not plain, "[]: experts in every layer, for layers cost the same"),
+        ),
+    ),
     # the anatomy is the decoder's; what its blocks take stands in ``models.seq2seq``
     "t5": Family(
         Anatomy(blocks="block", final_norm="final_layer_norm", rotary=None),
@@ -254,3 +371,17 @@ def row_of(family: str) -> Family:
         known = ", ".join(sorted(FAMILIES))
         raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
     return FAMILIES[family]
+
+
+def family_of(config: Any) -> Family:
+    """The row of a text config (``model.config.get_text_config()``), or of a SimpleNamespace with its keys.
+
+    Raises:
+        BadArgument: a family without a row, or a variant of one that is not walked.
+    """
+    family = row_of(config.model_type)
+    for need in family.needs:
+        value = getattr(config, need.key)
+        if not need.holds(value):
+            raise BadArgument(need.key, value, need.expected, f"in a model of the family {config.model_type}")
+    return family

@@ -13,7 +13,8 @@ and 2·E·V for a readout (E ``embedding_width``; + 2·D·E where E ≠ D). Cros
     + 4·H·hd·source keys               scores and their weighted sum
     4·D·H·hd                           K and V of one source position, once per layer that is reached
 
-and an encoder block costs what the first three lines say, per source position.
+and an encoder block costs what the first three lines say, per source position. In a mixture of experts the MLP counts
+once for each of the experts that a token runs, not for those it does not, and the router costs 2·D·experts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.families import row_of
+from emad_ref.models.families import family_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Geometry:
 
     ``encoder_layers``: blocks of an encoder, of the decoder's width; 0 means that there is none, and that no block
     attends to a source. ``layers`` are the decoder's.
+    ``experts``, ``experts_used``: MLPs of one block, and those that one token runs; 0 where there is one and no router.
     ``block_extras``, ``extras``: parameters of one block, and of the rest, that belong to no matrix product (norms,
     biases, learned positions); they cost no FLOPs here.
     """
@@ -50,6 +52,8 @@ class Geometry:
     block_extras: int = 0
     extras: int = 0
     encoder_layers: int = 0
+    experts: int = 0
+    experts_used: int = 0
 
     def block_flops(self) -> int:
         """FLOPs of one token through one block, without attention over keys."""
@@ -89,13 +93,17 @@ class Geometry:
         """Parameters of the whole model, tied ones once."""
         tables = (1 if self.tied else 2) * self.vocabulary * self.embedding_width
         projections = self._projection_flops()  # two matrices of D·E weights, and two FLOPs per weight
-        block = (self.block_flops() + self.cross_fill_flops()) // 2 + self.block_extras
+        idle = (self.experts - self.experts_used) * self._mlp_flops()
+        block = (self.block_flops() + self.cross_fill_flops() + idle) // 2 + self.block_extras
         return self.layers * block + self.encoder_flops(1, 0) // 2 + tables + projections + self.extras
 
     def _self_flops(self) -> int:
-        """Projections of self-attention and the MLP."""
+        """Projections of self-attention and the MLP, or the router and the experts that it sends a token to."""
         attention = self._heads_flops(2 * self.heads + 2 * self.kv_heads)
-        return attention + (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
+        return attention + (self.experts_used or 1) * self._mlp_flops() + 2 * self.hidden * self.experts
+
+    def _mlp_flops(self) -> int:
+        return (3 if self.gated else 2) * 2 * self.hidden * self.intermediate
 
     def _heads_flops(self, heads: int) -> int:
         """From the state to ``heads`` heads, or back."""
@@ -109,13 +117,13 @@ def geometry_of(config: Any) -> Geometry:
     """Geometry of a transformers config (its text part).
 
     Raises:
-        BadArgument: a family without a row.
+        BadArgument: a family without a row, or a variant of one that is not walked.
     """
     return _sized(config.get_text_config())
 
 
 def _sized(config: Any) -> Geometry:
-    sizes = row_of(config.model_type).sizes
+    sizes = family_of(config).sizes
     widths = sizes.widths(config)
     return Geometry(
         family=config.model_type,
@@ -132,6 +140,8 @@ def _sized(config: Any) -> Geometry:
         block_extras=sizes.block_extras(config, widths),
         extras=sizes.extras(config, widths),
         encoder_layers=getattr(config, sizes.encoder_layers) if sizes.encoder_layers else 0,
+        experts=getattr(config, sizes.experts) if sizes.experts else 0,
+        experts_used=getattr(config, sizes.experts_used) if sizes.experts_used else 0,
     )
 
 

@@ -183,6 +183,8 @@ def load(
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
     model, tokenizer = _MAKERS[source.kind](source, name, precision, commit, seed)
+    if precision == torch.float64 and geometry_of(model.config).experts:
+        model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     _require_finite(name, model)
     return Loaded(

@@ -280,6 +280,7 @@ class Seq2SeqStepper(Stepper):
         self._embedding = visited("embedding", decoder.embed_tokens, self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
         self._project_in, self._positions, self.softcap = None, None, None
+        self._embedding_factor = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
         self._buckets: Tensor | None = None
         if check:

@@ -112,6 +112,10 @@ class Frame:
     def _arguments_of(self, station: Station) -> dict[str, Any]:
         window = self.stepper.window if station.kind == SLIDING else None
         arguments: dict[str, Any] = {"attention_mask": self._mask(window, station.device)}
+        arguments.update(self.stepper.anatomy.constants)
+        if self.stepper.anatomy.positions_inside:
+            slots = self.slots(station.device)
+            arguments["position_ids"] = slots if self.start is None else slots[:1]
         if self.stepper.rotary is not None:
             arguments["position_embeddings"] = self._rotary(station)
         return arguments
@@ -132,7 +136,7 @@ class Frame:
         windowed = window is not None and self.keys > window
         # SDPA's flag aligns query i with key i, so it is only right when there is nothing before the chunk
         unmasked = self.queries == 1 or (self.stepper.kernel == "sdpa" and self.start == 0)
-        if self.start is not None and not windowed and unmasked:
+        if self.start is not None and not windowed and unmasked and not self.stepper.anatomy.always_masked:
             return None
         here = self.slots(device) if self.start is None else self.slots(device)[:1]
         there = torch.arange(self.keys, device=device)
@@ -195,7 +199,7 @@ class Stepper:
         self._head = bare(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
         self._blocks = [
-            (bare(block), Station(kind, device_of(f"layer {number}", block) or self.device))
+            (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
         self._steps = [(fused(block, self.kernel) or block, station) for block, station in self._blocks]
@@ -210,7 +214,9 @@ class Stepper:
         self._positions: Any = part_named(config.model_type, decoder, self.anatomy.positions)
         rotary = part_named(config.model_type, decoder, self.anatomy.rotary)
         self.rotary: Any = None if rotary is None else bare(rotary)
-        self.softcap: float | None = getattr(config, self.anatomy.softcap) if self.anatomy.softcap else None
+        self.softcap: float | None = _configured(config, self.anatomy.softcap)
+        self._embedding_factor = _configured(config, self.anatomy.embedding_factor)
+        self._logits_divisor = _configured(config, self.anatomy.logits_divisor)
         self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
         if check:
             self._compare_with_model()
@@ -257,7 +263,8 @@ class Stepper:
             raise BadArgument("positions", positions.tolist(), "consecutive positions in each row")
         if min(starts) < 0 or (cache is None and max(starts) > 0):
             raise BadArgument("positions", list(starts), "first positions ≥ 0, and 0 without a cache")
-        if self._positions is not None and max(starts) + queries > self.max_positions:
+        ends = self._positions is not None or self.anatomy.positions_inside
+        if ends and max(starts) + queries > self.max_positions:
             raise BadArgument("positions", max(starts) + queries - 1, f"less than {self.max_positions}")
         present = count if cache is None else cache.rows
         chosen = tuple(range(present)) if rows is None else tuple(np.asarray(rows).tolist())
@@ -271,6 +278,8 @@ class Stepper:
     def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
         """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
         hidden = self._embedding(tokens)
+        if self._embedding_factor is not None:
+            hidden = hidden * self._embedding_factor
         if self._project_in is not None:
             hidden = self._project_in(hidden)
         if self._positions is not None:
@@ -317,9 +326,15 @@ class Stepper:
         raise AssertionError(f"layer {layer} never updated its cache")
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """The head's input [..., E] of states [..., D] after any layer: final norm, output projection."""
+        """The head's input [..., E] of states [..., D] after any layer: final norm, output projection.
+
+        What a family divides its logits by is divided out here, so that estimates that read some rows of the head
+        need not know of it.
+        """
         if self._final_norm is not None:
             hidden = self._final_norm(hidden)
+        if self._logits_divisor is not None:
+            hidden = hidden / self._logits_divisor
         return hidden if self._project_out is None else self._project_out(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -352,6 +367,11 @@ class Stepper:
                 self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
         return self._tables[key]
 
+    def _state_of(self, block: Any) -> Any:
+        """``block`` bare, as a function to the state alone."""
+        plain = bare(block)
+        return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
+
     def _part(self, decoder: Any, name: str | None) -> Any:
         """A part of the decoder, called on this stepper's device; None where the family has none."""
         part = part_named(self.config.model_type, decoder, name)
@@ -373,3 +393,8 @@ class Stepper:
         positions = np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1))
         frame = self.frame(positions, cache)
         return self.logits(self.run(self.embed(ids, frame), 0, self.layers, frame, cache)).double()
+
+
+def _configured(config: Any, key: str | None) -> float | None:
+    """A number that the family's config may hold under ``key``."""
+    return None if key is None else getattr(config, key)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.models import families
+from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, geometry_named, geometry_of
 from tests.small import FAMILIES, small_config, small_model
 
@@ -54,6 +56,19 @@ def test_parameters_are_those_of_the_built_model(family: str) -> None:
         ("qwen3", {"attention_bias": True}),
         ("olmo2", {"attention_bias": True}),
         ("phi", {"qk_layernorm": True}),
+        ("gemma", {"attention_bias": True}),
+        ("granite", {"attention_bias": True, "mlp_bias": True}),
+        ("smollm3", {"attention_bias": True, "mlp_bias": True}),
+        ("smollm3", {"tie_word_embeddings": False}),
+        ("stablelm", {"use_qkv_bias": False, "qk_layernorm": True}),
+        ("stablelm_parallel", {"use_qkv_bias": True, "qk_layernorm": False}),
+        ("falcon", {"bias": True, "ffn_hidden_size": 40}),
+        ("falcon_grouped", {"num_ln_in_parallel_attn": 1}),
+        ("falcon_grouped", {"tie_word_embeddings": False}),
+        ("gptj", {"n_inner": 40}),
+        ("gptj", {"tie_word_embeddings": True}),
+        ("mixtral", {"head_dim": 12}),
+        ("qwen3_moe", {"attention_bias": True}),
     ],
 )
 def test_options_that_change_the_size(family: str, changes: dict) -> None:
@@ -91,13 +106,45 @@ def test_every_row_is_tried() -> None:
     assert set(families.FAMILIES) - decoders == {"t5"}  # test_seq2seq.py
 
 
+def test_a_token_pays_for_the_experts_it_runs_and_the_model_holds_them_all() -> None:
+    geometry = geometry_of(small_config("mixtral"))
+    one = 3 * 32 * 48
+    used_once = replace(geometry, experts_used=1)
+    assert (geometry.experts, geometry.experts_used) == (4, 2)
+    assert geometry.block_flops() - used_once.block_flops() == 2 * one
+    assert geometry.parameters() == used_once.parameters()
+    more = replace(geometry, experts=5)
+    assert more.parameters() - geometry.parameters() == geometry.layers * (one + 32), "an expert and its router's row"
+    assert more.block_flops() - geometry.block_flops() == 2 * 32, "the router's row alone"
+    assert geometry.kv_fill_flops() == used_once.kv_fill_flops()
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        ("falcon", {"alibi": True}, "alibi=True, but expected False.*family falcon"),
+        ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2, but expected 1.*family qwen3_moe"),
+        ("qwen3_moe", {"mlp_only_layers": [3]}, r"mlp_only_layers=\[3\], but expected \[\]"),
+        ("qwen3_moe", {"num_experts": 0}, "num_experts=0, but expected at least 1"),
+    ],
+)
+def test_variants_that_are_not_walked_are_refused(family: str, changes: dict, message: str) -> None:
+    config = small_config(family)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    for read in (geometry_of, anatomy_of):
+        with pytest.raises(BadArgument, match=message):
+            read(config)
+
+
 def test_unknown_names_are_refused() -> None:
     with pytest.raises(BadArgument, match=r"name='pythia-3b'.*pythia-410m"):
         geometry_named("pythia-3b")
     config = small_config("llama")
     config.model_type = "mamba"
-    with pytest.raises(BadArgument, match="model_type='mamba'"):
-        geometry_of(config)
+    for read in (geometry_of, anatomy_of):
+        with pytest.raises(BadArgument, match=r"model_type='mamba'.*gpt_neox.*add its row to .*families\.py"):
+            read(config)
 
 
 def test_no_torch_is_imported() -> None:

@@ -67,6 +67,15 @@ class TestFolder:
         assert loaded.model.dtype == torch.float64
         assert loaded.provenance["dtype"] == "float64"
 
+    def test_experts_load_in_float64_too(self, tmp_path: Path) -> None:
+        """Their default, one grouped product, has no kernel there."""
+        small_model("mixtral", torch.float32).save_pretrained(tmp_path / "experts")
+        ids = torch.arange(9)[None]
+        double, single = (load(str(tmp_path / "experts"), dtype=dtype) for dtype in (torch.float64, torch.float32))
+        with torch.inference_mode():
+            assert (double.model(ids).logits - single.model(ids).logits).abs().max() < 1e-4
+        assert double.stepper.geometry.experts == 4
+
     def test_without_a_tokenizer_it_is_none(self, tmp_path: Path) -> None:
         small_model("gpt_neox", torch.float32).save_pretrained(tmp_path / "bare")
         assert load(str(tmp_path / "bare")).tokenizer is None
@@ -92,7 +101,10 @@ class TestFolder:
 
     def test_a_family_that_cannot_be_walked_is_refused_before_its_weights(self, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text('{"model_type": "bloom", "hidden_size": 32}')
-        with pytest.raises(BadArgument, match=r"model_type='bloom'.*gpt_neox"):
+        with pytest.raises(BadArgument, match=r"model_type='bloom'.*gpt_neox.*add its row to .*families\.py"):
+            load(str(tmp_path))
+        (tmp_path / "config.json").write_text('{"model_type": "falcon", "alibi": true}')
+        with pytest.raises(BadArgument, match="alibi=True, but expected False: only its rotary variants"):
             load(str(tmp_path))
 
     def test_a_family_that_needs_foreign_code_is_refused(self, tmp_path: Path) -> None:

@@ -14,11 +14,15 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.agreement import ModelMismatch, SizeMismatch, parameters_held
 from emad_ref.models.cache import Cache, MissingEntry
+from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
 
 # RMSNorm and Gemma 2's softmax compute in float32 even in a float64 model; LayerNorm families stay in float64
-DOUBLE = ("gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "gpt2", "phi")
+DOUBLE = (
+    "gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "gpt2", "phi", "stablelm", "stablelm_parallel", "falcon",
+    "falcon_grouped", "falcon_sequential",
+)  # fmt: skip
 TOKENS = 14  # longer than the window, and than CAPACITY: buffers grow
 CAPACITY = 4
 
@@ -93,6 +97,15 @@ def test_layers_matter_in_the_test_models(stepper: Stepper) -> None:
     states = plain_states(stepper, random_tokens(1))
     for below, above in pairwise(states):
         assert float((above - below).norm() / below.norm()) > 0.05
+
+
+def test_logits_are_the_head_of_the_normed_state(stepper: Stepper, family: str) -> None:
+    """Estimators read rows of the head: whatever a family does to its logits but a cap must already be in the state."""
+    state = plain_states(stepper, random_tokens(1))[3]
+    read = stepper.normed(state) @ stepper.unembedding.T
+    read = read if stepper.unembedding_bias is None else read + stepper.unembedding_bias
+    read = read if stepper.softcap is None else stepper.softcap * torch.tanh(read / stepper.softcap)
+    close(stepper.logits(state), read, family)
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
@@ -219,7 +232,13 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
         stepper.fill(torch.zeros(2, 1, 32, dtype=stepper.dtype), 4, stepper.frame(at([5, 5], 1), cache), cache)
 
 
-@pytest.mark.parametrize("family_", ["gpt_neox", "llama3", "opt", "mistral_window", "gemma3"])
+@pytest.mark.parametrize(
+    "family_",
+    [
+        "gpt_neox", "llama3", "opt", "mistral_window", "gemma3", "granite", "smollm3_window", "stablelm", "falcon",
+        "falcon_grouped", "falcon_sequential", "qwen3_moe", "mixtral",
+    ],
+)  # fmt: skip
 def test_eager_attention_walks_alike(family_: str) -> None:
     """Eager attention with no mask attends to everything: a mask must always be there."""
     model = small_model(family_, attention="eager")
@@ -232,7 +251,9 @@ def test_eager_attention_walks_alike(family_: str) -> None:
     close(torch.cat(pieces, dim=1), theirs, family_)
 
 
-@pytest.mark.parametrize("family_", ["gpt_neox", "llama", "opt"])
+@pytest.mark.parametrize(
+    "family_", ["gpt_neox", "llama", "opt", "gemma", "smollm3", "stablelm", "falcon", "gptj", "qwen3_moe", "mixtral"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: torch.dtype) -> None:
     model = small_model(family_, dtype)
@@ -297,8 +318,9 @@ class TestFrame:
         with pytest.raises(BadArgument, match="the cache the frame was made for"):
             neox.run(torch.zeros(1, 2, 32, dtype=neox.dtype), 0, 1, frame, neox.new_cache(1))
 
-    def test_learned_positions_end(self) -> None:
-        stepper = Stepper(small_model("gpt2"))
+    @pytest.mark.parametrize("family_", ["gpt2", "gptj"])
+    def test_tables_of_positions_end(self, family_: str) -> None:
+        stepper = Stepper(small_model(family_))
         with pytest.raises(BadArgument, match="less than 128"):
             stepper.frame(at([128], 1), stepper.new_cache(1))
 
@@ -356,6 +378,15 @@ class TestConstruction:
         for check in (True, False):
             with pytest.raises(SizeMismatch, match=rf"model_type='llama'.*{held:,} parameters.*holds {held + 231:,}"):
                 Stepper(model, check=check)
+
+    def test_experts_walked_with_a_dense_row_are_refused_although_the_logits_agree(self) -> None:
+        """The model's own config, but for the name of its family: one MLP of that width would be another model."""
+        model = small_model("qwen3_moe")
+        counted = geometry_of(small_config("qwen3")).parameters()
+        model.config.model_type = "qwen3"
+        held = sum(p.numel() for p in model.parameters())
+        with pytest.raises(SizeMismatch, match=rf"model_type='qwen3'.*{counted:,} parameters.*holds {held:,};"):
+            Stepper(model)
 
     def test_a_part_that_the_row_names_wrongly_is_named(self) -> None:
         model = small_model("gpt2")
