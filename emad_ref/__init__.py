@@ -14,6 +14,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "load": "emad_ref.models.loading",
     "Stepper": "emad_ref.models.stepper",
+    "CausalStepper": "emad_ref.models.causal",
+    "Seq2SeqStepper": "emad_ref.models.seq2seq",
     "OperatingPoint": "emad_ref.point",
     "full_depth": "emad_ref.point",
     "truncated": "emad_ref.point",

@@ -46,7 +46,8 @@ _CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "phi": lambda: hf.PhiConfig(**_SIZES, intermediate_size=64),
     "olmo2": lambda: hf.Olmo2Config(**_GROUPED),
-    "gemma": lambda: hf.GemmaConfig(**_GROUPED, head_dim=12),
+    # tied to a random head, embeddings times √D say the token that was just read: its own text would be that token
+    "gemma": lambda: hf.GemmaConfig(**_GROUPED, head_dim=12, tie_word_embeddings=False),
     "granite": lambda: hf.GraniteConfig(
         **_GROUPED, embedding_multiplier=3.0, residual_multiplier=0.7, attention_multiplier=0.3, logits_scaling=6.0
     ),

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import ATTENTION_KERNELS
+from emad_ref.models.cache import Cache
 from emad_ref.models.geometry import Geometry
+from emad_ref.models.stepper import Stepper
 
 CHECKED_ROWS, CHECKED_TOKENS = 2, 12
 # largest |Δlogit| / max|logit| at construction: the same operations in the same order, except for masks given as
@@ -80,13 +83,32 @@ def parameters_held(model: Any) -> int | None:
     return sum(one.numel() for one in {id(one): one for part in parts for one in part.parameters()}.values())
 
 
-def require_same(family: str, dtype: torch.dtype, mine: Tensor, theirs: Tensor) -> None:
-    """Raise ModelMismatch unless logits of the walk are the model's own, within the tolerance of ``dtype``."""
+def require_agreement(
+    stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: Cache | None, stepped: Cache
+) -> None:
+    """Raise ModelMismatch unless one pass, and one cached step after a prompt, give the model's own logits.
+
+    ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: the caches to walk with,
+    empty; None is no cache.
+    """
+    most = CHECK_TOLERANCE[stepper.dtype]
+    require_same(family, _full_depth(stepper, ids, 0, whole), theirs.double(), most)
+    before = ids.shape[1] - 1
+    _full_depth(stepper, ids[:, :before], 0, stepped)
+    require_same(family, _full_depth(stepper, ids[:, before:], before, stepped), theirs[:, before:].double(), most)
+
+
+def require_same(family: str, mine: Tensor, theirs: Tensor, tolerance: float) -> None:
+    """Raise ModelMismatch unless two float64 tensors of logits differ by ``tolerance`` of the largest at most."""
     same = mine.shape == theirs.shape
     relative = float((mine - theirs).abs().max() / theirs.abs().max()) if same else float("inf")
-    tolerance = CHECK_TOLERANCE[dtype]
     if not relative <= tolerance:  # NaN too
         raise ModelMismatch(family, relative, tolerance)
+
+
+def _full_depth(stepper: Stepper, ids: Tensor, start: int, cache: Cache | None) -> Tensor:
+    frame = stepper.frame(np.tile(np.arange(start, start + ids.shape[1]), (len(ids), 1)), cache)
+    return stepper.logits(stepper.run(stepper.embed(ids, frame), 0, stepper.layers, frame, cache)).double()
 
 
 def part_named(family: str, decoder: Any, name: str | None) -> Any | None:

@@ -46,6 +46,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
 from emad_ref.models.seq2seq import Seq2SeqStepper
@@ -110,7 +111,7 @@ class Loaded:
     @cached_property
     def stepper(self) -> Stepper:
         """The model's one stepper, checked against the model when first asked for."""
-        return Seq2SeqStepper(self.model) if _reads_a_source(self.model.config) else Stepper(self.model)
+        return Seq2SeqStepper(self.model) if _reads_a_source(self.model.config) else CausalStepper(self.model)
 
     @property
     def facts(self) -> dict[str, Any]:

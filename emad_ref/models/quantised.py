@@ -21,8 +21,8 @@ from torch.ao.quantization import quantize_dynamic
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import Loaded
-from emad_ref.models.stepper import Stepper
 
 
 def int8_copy(loaded: Loaded) -> Loaded:
@@ -51,5 +51,5 @@ def int8_copy(loaded: Loaded) -> Loaded:
         provenance={**loaded.provenance, "quantised": "int8 dynamic, blocks only"},
     )
     # cached steps and a plain pass differ by quantisation noise: the walk was checked on the original
-    int8.__dict__["stepper"] = Stepper(model, check=False)
+    int8.__dict__["stepper"] = CausalStepper(model, check=False)
     return int8

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from sys import maxsize
 from types import SimpleNamespace
 from typing import Any
@@ -32,12 +33,28 @@ from torch import Tensor
 from transformers import EncoderDecoderCache
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.agreement import CHECKED_ROWS, CHECKED_TOKENS, require_same, require_size, require_usable
+from emad_ref.models.agreement import (
+    CHECKED_ROWS,
+    CHECKED_TOKENS,
+    part_named,
+    require_agreement,
+    require_size,
+    require_usable,
+)
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.cache import Cache
+from emad_ref.models.families import row_of
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
-from emad_ref.models.stepper import FIRST_TABLE, Frame, Station, Stepper
+from emad_ref.models.stepper import (
+    FIRST_TABLE,
+    Frame,
+    Writer,
+    attention_mask,
+    frame_of,
+    require_layer,
+    require_layers,
+)
 from emad_ref.record import Ints, Work
 
 
@@ -152,66 +169,43 @@ class SourceCache(Cache):
             cross.keep({row: i for i, row in enumerate(kept)})
 
 
-class SourceFrame(Frame):
-    """A frame that also knows the sources of its rows. Made by ``Seq2SeqStepper.frame`` for one cache."""
+class _Prepared:
+    """Keyword arguments of the blocks of one frame, by device, over the sources that ``cache`` holds for its rows."""
 
-    def __init__(
-        self,
-        stepper: Seq2SeqStepper,
-        rows: tuple[int, ...],
-        starts: tuple[int, ...],
-        lengths: tuple[int, ...],
-        queries: int,
-        cache: SourceCache,
-    ):
-        super().__init__(stepper, rows, starts, lengths, queries, cached=True)
-        assert cache.encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
-        self._walker, self.cache = stepper, cache
-        bias, seen = stepper.position_bias(self._distances()), _Seen(cache, self)
-        self.block_arguments = {
-            device: self._given(to_device(bias, device), cache.encoded, seen) for device in stepper.places
+    def __init__(self, stepper: Seq2SeqStepper, cache: SourceCache, frame: Frame):
+        encoded = cache.encoded
+        assert encoded is not None, "Seq2SeqStepper.frame refuses a cache without sources"
+        self._frame, self._flagged, self.cache = frame, stepper.kernel == "sdpa", cache
+        bias, seen = stepper.position_bias(self._distances(stepper.places[0])), _Seen(cache, frame)
+        self.arguments = {
+            device: self._given(to_device(bias, device), encoded, stepper.dtype, seen) for device in stepper.places
         }
 
-    def _given(self, bias: Tensor, encoded: Encoded, seen: _Seen) -> dict[str, Any]:
+    def _given(self, bias: Tensor, encoded: Encoded, dtype: torch.dtype, seen: _Seen) -> dict[str, Any]:
         """Keyword arguments of the blocks on one device, that of ``bias``."""
         return {
-            "attention_mask": self._mask(None, bias.device),
+            "attention_mask": attention_mask(self._frame, None, dtype, bias.device, flagged=self._flagged),
             "position_bias": bias,
             # that it is there makes a block attend to a source; its values are read by ``_reach``, not by the block
             "encoder_hidden_states": encoded.states,
             "encoder_attention_mask": self._source_mask(encoded, bias.device),
-            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], self.queries, encoded.width),
+            "encoder_decoder_position_bias": bias.new_zeros(1, bias.shape[1], self._frame.queries, encoded.width),
             "past_key_values": seen,
         }
 
-    def take(self, keep: Ints) -> SourceFrame:
-        plain = super().take(keep)
-        return SourceFrame(self._walker, plain.rows, plain.starts, plain.lengths, self.queries, self.cache)
-
-    def _distances(self) -> Tensor:
+    def _distances(self, device: torch.device) -> Tensor:
         """int64 [rows or 1, n, keys] positions from each key up to its query; 0 for keys that a mask hides."""
-        slots = self.slots(self._walker.places[0])
-        here = slots if self.start is None else slots[:1]
-        return (here[:, :, None] - torch.arange(self.keys, device=here.device)).clamp_(min=0)
+        here = self._frame.distinct_slots(device)
+        return (here[:, :, None] - torch.arange(self._frame.keys, device=device)).clamp_(min=0)
 
     def _source_mask(self, encoded: Encoded, device: torch.device) -> Tensor | None:
         """Additive mask [rows, 1, 1, s]; None where no source is padded."""
-        lengths = [encoded.lengths[row] for row in self.rows]
+        lengths = [encoded.lengths[row] for row in self._frame.rows]
         if min(lengths) == encoded.width:
             return None
         seen = torch.arange(encoded.width) < torch.tensor(lengths)[:, None]
         mask = torch.zeros(seen.shape, dtype=encoded.states.dtype)
         return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None, None].to(device)
-
-
-class _Own:
-    """Self-attention's half of the cache that a block sees: ``update`` stores and returns what to attend over."""
-
-    def __init__(self, cache: SourceCache, frame: SourceFrame):
-        self._layers, self._frame = cache.layers, frame
-
-    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self._layers[layer_idx].write(keys, values, self._frame)
 
 
 class _Source:
@@ -232,8 +226,8 @@ class _Source:
 class _Seen(EncoderDecoderCache):
     """What a T5 block sees as its cache; the block asks for this class, but only for the four names below."""
 
-    def __init__(self, cache: SourceCache, frame: SourceFrame):
-        self.self_attention_cache: Any = _Own(cache, frame)
+    def __init__(self, cache: SourceCache, frame: Frame):
+        self.self_attention_cache: Any = Writer(cache, frame)
         self.cross_attention_cache: Any = SimpleNamespace(layers=[_Source(layer, frame.rows) for layer in cache.cross])
         # the stepper fills cross-attention before it calls a block: T5 must never project the source itself
         self.is_updated = dict.fromkeys(range(len(cache.cross)), True)
@@ -243,8 +237,8 @@ class _Seen(EncoderDecoderCache):
         return 0
 
 
-class Seq2SeqStepper(Stepper):
-    """Walks one T5; everything is as in ``Stepper``, except that a cache belongs to sources.
+class Seq2SeqStepper:
+    """A ``Stepper`` of one T5: a cache belongs to sources.
 
     ``model``: a ``T5ForConditionalGeneration`` in eval mode, T5 or v1.1, with sdpa or eager attention.
     ``check``: compare full-depth logits with the model's own, over sources and decoder inputs of 2 rows.
@@ -258,29 +252,28 @@ class Seq2SeqStepper(Stepper):
 
     def __init__(self, model: Any, *, check: bool = True):
         config = model.config
-        if config.model_type != "t5":
-            raise BadArgument("model_type", config.model_type, "t5", "Stepper walks decoder-only families")
-        self.model, self.config, self.anatomy = model, config, anatomy_of(config)
+        if not row_of(config.model_type).reads_a_source:
+            raise BadArgument("model_type", config.model_type, "t5", "CausalStepper walks decoder-only families")
+        self.model, self.config, anatomy = model, config, anatomy_of(config)
         self.geometry: Geometry = geometry_of(config)
         self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
         self.kernel: str = config._attn_implementation
         require_usable(model, self.kernel)
         require_size(model, self.geometry)
         decoder = model.get_decoder()
+        blocks: Any = part_named(config.model_type, decoder, anatomy.blocks)
         self._head = bare(model.get_output_embeddings())
         self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
-        self._decoder_blocks = [
+        self._blocks = [
             (bare(block), device_of(f"layer {number}", block) or self.device)
-            for number, block in enumerate(getattr(decoder, self.anatomy.blocks), start=1)
+            for number, block in enumerate(blocks, start=1)
         ]
-        self._bias = self._decoder_blocks[0][0].layer[0].SelfAttention
-        self.places = tuple(dict.fromkeys(device for _, device in self._decoder_blocks))
-        self.stations: tuple[Station, ...] = ()  # a plain Frame prepares nothing for blocks; SourceFrame does
-        self.window, self.rotary = None, None
+        self._bias = self._blocks[0][0].layer[0].SelfAttention
+        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(device for _, device in self._blocks))
         self._embedding = visited("embedding", decoder.embed_tokens, self.device)
-        self._final_norm = self._part(decoder, self.anatomy.final_norm)
-        self._project_in, self._positions, self.softcap = None, None, None
-        self._embedding_factor = None
+        norm: Any = part_named(config.model_type, decoder, anatomy.final_norm)
+        self._final_norm = visited(anatomy.final_norm, norm, self.device)
+        self.softcap: float | None = None
         self._scale: float | None = config.d_model**-0.5 if config.scale_decoder_outputs else None
         self._buckets: Tensor | None = None
         if check:
@@ -320,16 +313,20 @@ class Seq2SeqStepper(Stepper):
 
     def frame(
         self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
-    ) -> SourceFrame:
-        """As ``Stepper.frame``; a cache from ``open`` is needed, for it holds the sources.
+    ) -> Frame:
+        """See ``Stepper.frame``; a cache from ``open`` is needed, for it holds the sources.
 
         Raises:
             BadArgument: other shapes or values, or a cache without sources.
         """
         if not isinstance(cache, SourceCache) or cache.encoded is None:
             raise BadArgument("cache", cache, "a cache that holds sources", "make it with open(sources)")
-        plain = super().frame(positions, cache, rows, lengths)
-        return SourceFrame(self, plain.rows, plain.starts, plain.lengths, plain.queries, cache)
+        return frame_of(positions, cache, rows, lengths, None, partial(_Prepared, self, cache))
+
+    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+        """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: the embedding; positions are a bias on scores."""
+        hidden: Tensor = self._embedding(tokens)
+        return hidden
 
     def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
         """h_last from h_first, [rows, n, D]: executes decoder layers first+1 … last and writes their K/V.
@@ -340,14 +337,13 @@ class Seq2SeqStepper(Stepper):
             BadArgument: not 0 ≤ first ≤ last ≤ L, or a frame of another cache.
             MissingEntry: a layer does not hold exactly the entries below a row's first position; nothing was written.
         """
-        if not 0 <= first <= last <= self.layers:
-            raise BadArgument("first, last", (first, last), f"0 ≤ first ≤ last ≤ {self.layers}")
-        frame, cache, encoded = _same_sources(frame, cache)
+        require_layers(first, last, self.layers)
+        prepared, cache, encoded = _same_sources(frame, cache)
         cache.require(first, last, frame)
         for number in range(first, last):
             self._reach(number, frame.rows, cache, encoded)
-            block, device = self._decoder_blocks[number]
-            hidden = block(to_device(hidden, device), **frame.block_arguments[device])[0]
+            block, device = self._blocks[number]
+            hidden = block(to_device(hidden, device), **prepared.arguments[device])[0]
         cache.cross_context[first:last] += len(frame.rows) * frame.queries * encoded.width
         return to_device(hidden, self.device)
 
@@ -361,11 +357,10 @@ class Seq2SeqStepper(Stepper):
             BadArgument: no such layer, or a frame of another cache.
             MissingEntry: as in ``run``.
         """
-        if not 1 <= layer <= self.layers:
-            raise BadArgument("layer", layer, f"a layer in 1–{self.layers}")
-        frame, cache, _ = _same_sources(frame, cache)
+        require_layer(layer, self.layers)
+        _, cache, _ = _same_sources(frame, cache)
         cache.require(layer - 1, layer, frame)
-        block, device = self._decoder_blocks[layer - 1]
+        block, device = self._blocks[layer - 1]
         part = block.layer[0]
         keys, values = self._keys_and_values(part.SelfAttention, part.layer_norm(to_device(hidden, device)))
         cache.layers[layer - 1].write(keys, values, frame)
@@ -378,6 +373,16 @@ class Seq2SeqStepper(Stepper):
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, scale of a tied head, head."""
         return self._head(self.normed(hidden))
+
+    @property
+    def unembedding(self) -> Tensor:
+        """[V, D] rows of the head."""
+        return self._head.weight
+
+    @property
+    def unembedding_bias(self) -> Tensor | None:
+        """[V], or None."""
+        return self._head.bias
 
     def position_bias(self, distances: Tensor) -> Tensor:
         """[rows, heads, n, keys] bias on scores, of block 0 and on its device, where ``distances`` int64 ≥ 0 are."""
@@ -403,7 +408,7 @@ class Seq2SeqStepper(Stepper):
         if not missing:
             return
         states = encoded.states if len(missing) == cache.rows else encoded.states[missing]
-        block, device = self._decoder_blocks[number]
+        block, device = self._blocks[number]
         attention = block.layer[1].EncDecAttention
         cache.cross[number].add(missing, *self._keys_and_values(attention, to_device(states, device)))
         cache.cross_fills[number] += len(missing) * encoded.width
@@ -430,18 +435,15 @@ class Seq2SeqStepper(Stepper):
         mask = torch.arange(CHECKED_TOKENS, device=self.device) < torch.tensor(lengths, device=self.device)[:, None]
         read = ids.flip(1)
         theirs = self.model(input_ids=read, attention_mask=mask.long(), decoder_input_ids=ids, use_cache=False).logits
-        theirs = to_device(theirs, self.device).double()
+        theirs = to_device(theirs, self.device)
         sources = [row[:n].cpu().numpy() for row, n in zip(read, lengths, strict=True)]
-        require_same(self.config.model_type, self.dtype, self._full_depth(ids, 0, self.open(sources)), theirs)
-        cache = self.open(sources, CHECKED_TOKENS)
-        self._full_depth(ids[:, :-1], 0, cache)
-        require_same(
-            self.config.model_type, self.dtype, self._full_depth(ids[:, -1:], CHECKED_TOKENS - 1, cache), theirs[:, -1:]
-        )
+        whole, stepped = self.open(sources), self.open(sources, CHECKED_TOKENS)
+        require_agreement(self, self.config.model_type, ids, theirs, whole, stepped)
 
 
-def _same_sources(frame: Frame, cache: Cache | None) -> tuple[SourceFrame, SourceCache, Encoded]:
-    """``frame`` and ``cache`` as what they are, if they belong together."""
-    if not isinstance(frame, SourceFrame) or frame.cache is not cache or frame.cache.encoded is None:
+def _same_sources(frame: Frame, cache: Cache | None) -> tuple[_Prepared, SourceCache, Encoded]:
+    """What ``frame`` prepared, and ``cache`` as what it is, if they belong together."""
+    prepared = frame.prepared
+    if not isinstance(prepared, _Prepared) or prepared.cache is not cache or prepared.cache.encoded is None:
         raise BadArgument("cache", cache, "the cache that the frame was made for")
-    return frame, frame.cache, frame.cache.encoded
+    return prepared, prepared.cache, prepared.cache.encoded

@@ -16,7 +16,7 @@ import torch
 import transformers as hf
 
 from emad_ref.meters.clock import paired
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.readout.estimate import reader_of
 from emad_ref.readout.index import Ivf
@@ -49,7 +49,7 @@ def stepper():
         max_position_embeddings=2 * CONTEXT,
     )
     torch.manual_seed(0)  # weights, whose values do not matter to time
-    return Stepper(hf.GPTNeoXForCausalLM(config).eval())
+    return CausalStepper(hf.GPTNeoXForCausalLM(config).eval())
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.chunk import decides_chunks
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -20,7 +20,7 @@ PROMPTS = [[5, 9, 2, 44], [7], [3, 1, 4, 1, 5, 9, 2], [8, 8]]
 
 @pytest.fixture(scope="module", params=["gpt_neox", "llama", "opt"])
 def stepper(request):
-    return Stepper(small_model(request.param, seed=5))
+    return CausalStepper(small_model(request.param, seed=5))
 
 
 @pytest.fixture(scope="module")

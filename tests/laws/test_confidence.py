@@ -19,6 +19,7 @@ from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.forcing import teacher_forced
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.flops import flops
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, Schedule, full_depth
@@ -59,7 +60,7 @@ RULES: dict[str, OperatingPoint] = {
     "jsd adaptive": rule("jsd_contrast", shrink=0.9),
 }
 STEPPERS: dict[str, Callable[[], Stepper]] = {
-    "gpt_neox": lambda: Stepper(small_model("gpt_neox")),
+    "gpt_neox": lambda: CausalStepper(small_model("gpt_neox")),
     "t5": lambda: Seq2SeqStepper(small_t5()),
 }
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import emad_ref
 from emad_ref.calibration.fit import LinearProbes, corrected_estimator
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.readout.estimate import reader_of
 from emad_ref.readout.index import Exact, Ivf
@@ -124,7 +124,7 @@ MACS = {
     ids=lambda e: e.name if isinstance(e, Estimator) else None,
 )
 def test_a_reader_charges_what_pytorch_counts(family, rows, estimator):
-    stepper = Stepper(small_model(family))
+    stepper = CausalStepper(small_model(family))
     width = stepper.unembedding.shape[1]
     if estimator.kind == "linear":
         estimator = Estimator("linear", weights=((0.0,) * (width + 1),))

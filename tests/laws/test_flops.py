@@ -8,6 +8,7 @@ import torch
 
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops, probe_share
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.record import Work
@@ -31,7 +32,7 @@ def stepper(request: pytest.FixtureRequest) -> Stepper:
     if family in EXPERTS:
         # the default, one grouped product for all experts, is an operation that PyTorch's counter has no formula for
         model.set_experts_implementation("eager")
-    return Stepper(model)
+    return CausalStepper(model)
 
 
 def executed(work: Work, layers: int, queries: int, keys: int, read_at: tuple[int, ...], readouts: int) -> Work:

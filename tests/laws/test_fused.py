@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fused import fused
-from emad_ref.models.stepper import Stepper
 from tests.small import small_model
 
 NEOX = ("gpt_neox", "gpt_neox_sequential")
@@ -32,7 +32,7 @@ def decoded(stepper, tokens, prompt):
 @torch.inference_mode()
 def test_fused_steps_are_the_modules(family):
     model = small_model(family)
-    stepper = Stepper(model)
+    stepper = CausalStepper(model)
     assert all(step is not block for (step, _), (block, _) in zip(stepper._steps, stepper._blocks, strict=True))
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, stepper.vocabulary, (3, 20)))
     fast = decoded(stepper, tokens, 6)

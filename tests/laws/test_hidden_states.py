@@ -11,7 +11,7 @@ import torch
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
@@ -19,7 +19,7 @@ from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
 PROMPT, FED = 5, 7
 
 
-class Listening(Stepper):
+class Listening(CausalStepper):
     """A stepper that runs layer by layer and keeps the last position's state after each."""
 
     def __init__(self, model):

@@ -21,6 +21,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import placement, stepper
 from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.placement import bare
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -131,9 +132,9 @@ def require_same(mine: list[np.ndarray], theirs: list[np.ndarray], apart: float)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_spread_model_gives_the_logits_of_one_device(family: str, machine: Machine) -> None:
     """Ragged batches, depths by row, rollback, rows that leave; construction compared the walk with the model's own."""
-    expected = list(fed(Stepper(small_model(family)), prompts()))
+    expected = list(fed(CausalStepper(small_model(family)), prompts()))
     with machine.open():
-        walked = Stepper(spread(small_model(family), machine))
+        walked = CausalStepper(spread(small_model(family), machine))
         assert {station.device for station in walked.stations} == {machine.first, machine.second}
         require_same(list(fed(walked, prompts())), expected, machine.apart)
 
@@ -162,11 +163,11 @@ def some_point(walked: Stepper, schedule: str) -> OperatingPoint:
 def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine) -> None:
     """Early exits, K/V-only passes and deferred states cross devices like everything else."""
     family = "opt_350m" if schedule == "copying" else "gpt_neox"
-    alone = Stepper(small_model(family))
+    alone = CausalStepper(small_model(family))
     point = some_point(alone, schedule)
     expected = WalkedDecoder(alone, point, max_rows=3).generate(prompts(), 8)
     with machine.open():
-        walked = Stepper(spread(small_model(family), machine))
+        walked = CausalStepper(spread(small_model(family), machine))
         found = WalkedDecoder(walked, point, max_rows=3).generate(prompts(), 8)
     assert len(set(expected.tokens.depth.tolist())) > 1, "every token ran to the same depth: nothing was tested"
     assert (found.tokens.depth == expected.tokens.depth).all()
@@ -179,9 +180,9 @@ def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> 
     """What indexes states by host arrays and reads the unembedding finds all of it on one device."""
     sequences = [TokenSequence(p.tokens, adaptive_from=1) for p in prompts()]
     estimators = {Estimator("topk", k=20): (2, 4), Estimator("lowrank", k=20, rank=8): (3,)}
-    expected = take_trace(Stepper(small_model("gpt_neox")), sequences, estimators=estimators)
+    expected = take_trace(CausalStepper(small_model("gpt_neox")), sequences, estimators=estimators)
     with machine.open():
-        found = take_trace(Stepper(spread(small_model("gpt_neox"), machine)), sequences, estimators=estimators)
+        found = take_trace(CausalStepper(spread(small_model("gpt_neox"), machine)), sequences, estimators=estimators)
     # kept in float32: what differs in the last bit of float64 may fall on either side of a rounding
     apart = 0.0 if machine.apart == 0.0 else 1e-6
     np.testing.assert_allclose(found.entropy_nats, expected.entropy_nats, rtol=apart)
@@ -192,7 +193,7 @@ def test_a_trace_and_its_estimates_are_those_of_one_device(machine: Machine) -> 
 
 def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
     with machine.open():
-        walked = Stepper(spread(small_model("llama"), machine))
+        walked = CausalStepper(spread(small_model("llama"), machine))
         session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
         for number, layer in enumerate(session._cache.layers, start=1):
             place = machine.first if number in ON_FIRST else machine.second
@@ -202,7 +203,7 @@ def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
 def test_only_to_device_moves_and_only_where_the_device_changes() -> None:
     machine = named()
     with machine.open() as devices:
-        walked = Stepper(spread(small_model("llama"), machine))
+        walked = CausalStepper(spread(small_model("llama"), machine))
         session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
         devices.crossings.clear()
         session.feed(np.array([[1], [2], [3]]))
@@ -218,7 +219,7 @@ def test_a_move_left_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
         model = spread(small_model("llama"), machine)
         monkeypatch.setattr(stepper, "to_device", lambda tensor, device: tensor)
         with pytest.raises(MixedDevices):
-            Stepper(model)
+            CausalStepper(model)
 
 
 def test_hooks_stay_on_the_model_and_off_the_walk() -> None:
@@ -226,7 +227,7 @@ def test_hooks_stay_on_the_model_and_off_the_walk() -> None:
     model = small_model("gpt_neox")
     plan = dict.fromkeys(plan_of(model, "layers", FIRST, SECOND), "cpu")
     accelerate.dispatch_model(model, plan, force_hooks=True)
-    walked, plain = Stepper(model), Stepper(small_model("gpt_neox"))
+    walked, plain = CausalStepper(model), CausalStepper(small_model("gpt_neox"))
     require_same(list(fed(walked, prompts())), list(fed(plain, prompts())), 0.0)
     assert all(hasattr(module, "_hf_hook") for module in model.gpt_neox.layers)
     for (block, _), own, (step, _) in zip(walked._blocks, model.gpt_neox.layers, walked._steps, strict=True):
@@ -253,7 +254,7 @@ def test_foreign_hooks_are_left_alone() -> None:
 def test_offloaded_weights_are_refused() -> None:
     model = accelerate.cpu_offload(small_model("llama"), execution_device="cpu")
     with pytest.raises(BadArgument, match=r"layer 1='weights that are offloaded', but expected weights in memory"):
-        Stepper(model)
+        CausalStepper(model)
 
 
 def test_a_block_across_devices_is_refused_by_its_number() -> None:
@@ -264,7 +265,7 @@ def test_a_block_across_devices_is_refused_by_its_number() -> None:
         rest = {f"model.layers.2.{n}": str(SECOND) for n, _ in model.model.layers[2].named_children() if n != "mlp"}
         accelerate.dispatch_model(model, plan | torn | rest)
         with pytest.raises(BadArgument, match=r"layer 3=\['meta:0', 'meta:1'\].*no_split_module_classes"):
-            Stepper(model)
+            CausalStepper(model)
 
 
 def test_to_device_keeps_what_is_there() -> None:
@@ -276,7 +277,7 @@ def test_synchronize_waits_for_every_device(monkeypatch: pytest.MonkeyPatch) -> 
     """K/V-only passes may still run on a device that nothing came back from."""
     waited = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
-    walked = Stepper(small_model("llama"))
+    walked = CausalStepper(small_model("llama"))
     walked.device, walked.places = torch.device("cuda:1"), (torch.device("cuda:0"), torch.device("cuda:1"))
     WalkedDecoder(walked, full_depth(LAYERS)).synchronize()
     assert sorted(map(str, waited)) == ["cuda:0", "cuda:1"]

@@ -11,8 +11,8 @@ from emad_ref.calibration.trace import TokenSequence, take_trace, trace_stepwise
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.agreement import parameters_held
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.quantised import int8_copy
-from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay
@@ -83,7 +83,7 @@ def test_packed_weights_are_exempt_from_the_parameter_count_and_nothing_else_is(
 def test_a_model_that_cannot_be_quantised_here_is_refused(loaded):
     double = small_model("llama")  # float64
     with pytest.raises(BadArgument, match=r"torch\.float64 on cpu.*float32 on the CPU"):
-        int8_copy(type(loaded)("x", double, None, "f", Stepper(double).geometry, False, False, {}))
+        int8_copy(type(loaded)("x", double, None, "f", CausalStepper(double).geometry, False, False, {}))
     gpt2 = small_model("gpt2", torch.float32)
     with pytest.raises(BadArgument, match=r"blocks made of nn\.Linear"):
-        int8_copy(type(loaded)("x", gpt2, None, "f", Stepper(gpt2).geometry, False, False, {}))
+        int8_copy(type(loaded)("x", gpt2, None, "f", CausalStepper(gpt2).geometry, False, False, {}))

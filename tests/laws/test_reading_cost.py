@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.readout.cost import reading_flops
 from emad_ref.readout.estimate import reader_of
@@ -20,7 +20,7 @@ ESTIMATORS = [
 
 @pytest.mark.parametrize("family", ["gpt_neox", "opt_350m", "gemma2"])
 def test_cost_from_sizes_is_the_readers_charge(family):
-    stepper = Stepper(small_model(family, attention="eager" if family == "gemma2" else None))
+    stepper = CausalStepper(small_model(family, attention="eager" if family == "gemma2" else None))
     for estimator in ESTIMATORS:
         assert reading_flops(stepper.geometry, estimator) == 2 * reader_of(stepper, estimator, (2, 4)).macs_per_row
     width = stepper.unembedding.shape[1]
@@ -31,4 +31,4 @@ def test_cost_from_sizes_is_the_readers_charge(family):
 
 def test_an_index_has_no_cost_without_its_lists():
     with pytest.raises(BadArgument, match="build the index to know its cost"):
-        reading_flops(Stepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="ivf"))
+        reading_flops(CausalStepper(small_model("gpt_neox")).geometry, Estimator("topk", k=VOCABULARY, search="ivf"))

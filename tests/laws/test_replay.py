@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.policy.thresholds import response
 from emad_ref.protocol import Prompt
@@ -34,7 +34,7 @@ def stepper():
         vocab_size=VOCABULARY, hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, intermediate_size=96,
         max_position_embeddings=128, initializer_range=0.3,
     )  # fmt: skip
-    return Stepper(GPTNeoXForCausalLM(config).double().eval())
+    return CausalStepper(GPTNeoXForCausalLM(config).double().eval())
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import torch
 
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import InadmissibleDepth, Prompt
 from emad_ref.record import FILLS, READOUTS
@@ -26,7 +26,7 @@ COPIED, FULL = FILLS.index("copied"), READOUTS.index("full")
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("llama", seed=3))
+    return CausalStepper(small_model("llama", seed=3))
 
 
 @pytest.fixture(scope="module")

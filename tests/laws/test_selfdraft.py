@@ -14,8 +14,8 @@ from emad_ref.decoding.repair import Owed
 from emad_ref.decoding.selfdraft import drafting_point, self_speculate
 from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
-from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
@@ -34,7 +34,7 @@ FULL = READOUTS.index("full")
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox", seed=0))
+    return CausalStepper(small_model("gpt_neox", seed=0))
 
 
 def partner(stepper, decoder=WalkedDecoder):
@@ -64,7 +64,7 @@ CASES = [*(("gpt_neox", exit_layer) for exit_layer in EXITS), ("llama", 3), ("mi
 @pytest.mark.parametrize("rows", [1, ROWS])
 @pytest.mark.parametrize(("family", "exit_layer"), CASES)
 def test_greedy_output_is_the_models_own(stepper, stop, family, exit_layer, rows):
-    walked = stepper if family == "gpt_neox" else Stepper(small_model(family, seed=2))
+    walked = stepper if family == "gpt_neox" else CausalStepper(small_model(family, seed=2))
     own = alone(walked, rows, stop)
     for k in range(1, 7):
         done = self_speculate(partner(walked), exit_layer, PROMPTS[:rows], NEW, k=k, stop=stop)
@@ -85,7 +85,7 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(stepper):
 def test_a_decoder_without_a_cache_drafts_for_itself_just_as_well(rows):
     """The protocol is all that is used: every feed and every deepening recomputes the history."""
     model = small_model("gpt_neox", seed=0)
-    walked, point = Stepper(model), drafting_point(LAYERS)
+    walked, point = CausalStepper(model), drafting_point(LAYERS)
     for exit_layer in (3, LAYERS - 1):
         done = self_speculate(Partner(ForeignDecoder(model, point), point), exit_layer, PROMPTS[:rows], NEW, k=3)
         ours = self_speculate(partner(walked), exit_layer, PROMPTS[:rows], NEW, k=3)
@@ -98,7 +98,7 @@ def test_a_decoder_without_a_cache_drafts_for_itself_just_as_well(rows):
 @pytest.mark.parametrize("rows", [1, ROWS])
 def test_the_bundled_model_drafts_for_itself_at_its_probes(rows):
     tiny = load("emad-tiny")
-    walked = Stepper(tiny.model)
+    walked = CausalStepper(tiny.model)
     texts = documents("world:premise", "evaluate", seed=5)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     own = WalkedDecoder(walked, full_depth(12), max_rows=ROWS).generate(prompts, BUNDLED_NEW)

@@ -12,9 +12,9 @@ from transformers import DynamicCache, EncoderDecoderCache
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.seq2seq import Seq2SeqStepper
-from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, Work
@@ -130,7 +130,7 @@ def test_a_source_is_needed_here_and_refused_elsewhere(stepper):
     with pytest.raises(BadArgument, match=r"sources\[0\]=None.*T5 reads a source"):
         WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(np.array([START]))])
     with pytest.raises(BadArgument, match=r"prompts\[0\].source=.*no encoder to read it"):
-        Stepper(small_model("gpt_neox")).open([SOURCES[0]])
+        CausalStepper(small_model("gpt_neox")).open([SOURCES[0]])
     work = Work.none(LAYERS)
     work.cross_fills[0] = 1
     with pytest.raises(BadArgument, match="decoder-only"):

@@ -11,8 +11,8 @@ from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
 from emad_ref.decoding.pair import Partner, shared_vocabulary
 from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
-from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, VERIFY
@@ -29,14 +29,14 @@ FLOAT32_CHUNK = 1e-3  # logits of a float32 chunk against single steps differ by
 
 @pytest.fixture(scope="module")
 def large():
-    return Stepper(small_model("gpt_neox", seed=0))
+    return CausalStepper(small_model("gpt_neox", seed=0))
 
 
 @pytest.fixture(scope="module")
 def small():
     config = small_config("gpt_neox")
     config.num_hidden_layers = 3
-    return Stepper(small_model("gpt_neox", seed=1, config=config))
+    return CausalStepper(small_model("gpt_neox", seed=1, config=config))
 
 
 def adaptive(stepper, quantile=0.1, schedule="monotone", period=None):
@@ -122,7 +122,7 @@ def test_the_drawn_drafts_are_now_accepted_and_now_refused(small, large):
 def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     tiny, nano = load("emad-tiny"), load("emad-nano")
     assert shared_vocabulary(nano, tiny) == nano.geometry.vocabulary
-    walked, drafting = Stepper(tiny.model), Stepper(nano.model)
+    walked, drafting = CausalStepper(tiny.model), CausalStepper(nano.model)
     texts = documents("world:premise", "evaluate", seed=5)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     verifier = partner(walked, full_depth(12))

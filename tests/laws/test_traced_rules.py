@@ -17,6 +17,7 @@ from emad_ref.calibration.rules import Rule
 from emad_ref.calibration.trace import TokenSequence, Trace, joined, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, Schedule
@@ -40,7 +41,7 @@ FAMILIES = (
 
 @cache
 def stepper_of(family: str) -> Stepper:
-    return Seq2SeqStepper(small_t5()) if family == "t5" else Stepper(small_model(family))
+    return Seq2SeqStepper(small_t5()) if family == "t5" else CausalStepper(small_model(family))
 
 
 @cache

@@ -16,6 +16,7 @@ from scipy.stats import spearmanr
 
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
@@ -52,7 +53,7 @@ LOW_RANK = Estimator("lowrank", k=8, rank=12)
 
 @pytest.fixture(scope="module")
 def stepper() -> Stepper:
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.text.documents import Example
@@ -24,7 +25,7 @@ PROBES, TARGETS = (2, 4), (1.0, 0.5)
 
 @pytest.fixture(scope="module")
 def stepper() -> Stepper:
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self") -> Evidence:

@@ -10,6 +10,7 @@ import pytest
 
 from emad_ref.calibration.profile import Profile, profile_of
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
@@ -58,7 +59,7 @@ def text(split: str, count: int) -> list[TokenSequence]:
 def model(vocabulary: int = VOCABULARY) -> Stepper:
     config = small_config("gpt_neox")
     config.vocab_size = vocabulary
-    return Stepper(small_model("gpt_neox", config=config))
+    return CausalStepper(small_model("gpt_neox", config=config))
 
 
 def evidence(profile: Profile, stepper: Stepper) -> SimpleNamespace:

@@ -19,7 +19,7 @@ from emad_ref.calibration.fit import (
     ridge,
 )
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from tests.small import small_model
 
@@ -171,7 +171,7 @@ def test_each_probe_gets_its_own_line(pairs):
 
 
 def test_linear_probes_take_in_the_normed_states_of_their_layers_only():
-    stepper = Stepper(small_model("opt_350m"))  # D = 32 states, E = 16 at the head
+    stepper = CausalStepper(small_model("opt_350m"))  # D = 32 states, E = 16 at the head
     probes = LinearProbes(stepper, (2, 4))
     generator = torch.Generator().manual_seed(0)
     seen = {}

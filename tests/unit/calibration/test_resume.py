@@ -13,7 +13,7 @@ from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.resume import BadCheckpoint, Plan, calibrate, limited, token_counts
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace, trace_batch
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -33,7 +33,7 @@ PLAN = Plan(
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 def corpus(windows, seed=0):

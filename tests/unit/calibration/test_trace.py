@@ -20,7 +20,7 @@ from emad_ref.calibration.trace import (
     windows,
 )
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.readout.signals import NotFinite
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -29,7 +29,7 @@ ROUNDING = 1e-5  # traces hold float32
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 def sequence(length, start=0, seed=0):
@@ -214,7 +214,7 @@ def test_an_empty_corpus_is_an_error_and_not_an_average_of_nothing(stepper):
 
 def test_logits_that_are_no_numbers_are_refused_by_layer():
     model = small_model("gpt_neox")
-    broken = Stepper(model)
+    broken = CausalStepper(model)
     with torch.no_grad():
         model.gpt_neox.layers[2].mlp.dense_4h_to_h.bias[0] = torch.nan
     with pytest.raises(NotFinite, match="logits after layer 3: 5 of 5 rows give no finite entropy"):

@@ -10,7 +10,7 @@ import pytest
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.forcing import over, teacher_forced
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Step
 from emad_ref.replay import decode_work, replay
@@ -22,7 +22,7 @@ PROBES = (1, 3)
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 @pytest.fixture(scope="module")

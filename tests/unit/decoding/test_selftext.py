@@ -11,7 +11,7 @@ import torch
 from emad_ref.calibration.trace import EmptyCorpus
 from emad_ref.decoding.selftext import DRY_BATCHES, ROWS, own_documents
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.text.documents import SPLITS
 from tests.small import VOCABULARY, small_model
 
@@ -20,7 +20,7 @@ OPENING = 0
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 def taken(stepper, split="evaluate", count=20, seed=0):
@@ -66,7 +66,7 @@ def test_a_model_that_ends_at_once_is_an_empty_corpus_and_not_an_endless_wait():
     with pytest.raises(
         EmptyCorpus, match=f"{DRY_BATCHES * ROWS} samples of this model ended.*name a corpus of real text"
     ):
-        next(own_documents(Stepper(model), OPENING, 8, "evaluate"))
+        next(own_documents(CausalStepper(model), OPENING, 8, "evaluate"))
 
 
 def test_documents_are_integers(stepper):

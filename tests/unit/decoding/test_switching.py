@@ -16,8 +16,8 @@ from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means, switch
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
-from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.readout.signals import NotFinite
@@ -104,14 +104,14 @@ def test_a_rule_that_makes_no_sense_is_refused(options, message):
 
 @pytest.fixture(scope="module")
 def large():
-    return Stepper(small_model("gpt_neox", seed=0))
+    return CausalStepper(small_model("gpt_neox", seed=0))
 
 
 @pytest.fixture(scope="module")
 def small():
     config = small_config("gpt_neox")
     config.num_hidden_layers = 3
-    return Stepper(small_model("gpt_neox", seed=1, config=config))
+    return CausalStepper(small_model("gpt_neox", seed=1, config=config))
 
 
 def adaptive(stepper):

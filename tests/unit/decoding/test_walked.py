@@ -11,7 +11,7 @@ import torch
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.walked import Closed, WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import SCHEDULES, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.readout.signals import NotFinite
@@ -25,7 +25,7 @@ EXACT = 1e-9  # float64: the same operations in batches of another shape
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 @pytest.fixture(scope="module")
@@ -376,7 +376,7 @@ def test_the_work_handed_out_does_not_change_later(stepper, point):
 def poisoned():
     """A model whose layer 5 writes NaN, found only after its construction was checked."""
     model = small_model("gpt_neox")
-    stepper = Stepper(model)
+    stepper = CausalStepper(model)
     with torch.no_grad():
         model.gpt_neox.layers[4].mlp.dense_4h_to_h.bias[0] = torch.nan
     return stepper

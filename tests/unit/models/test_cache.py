@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.models.cache import Cache, MissingEntry
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from tests.small import LAYERS, VOCABULARY, small_model
 
 
 @pytest.fixture(scope="module")
 def stepper() -> Stepper:
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 def filled(stepper: Stepper, rows: int = 3, length: int = 6) -> tuple[Cache, torch.Tensor]:

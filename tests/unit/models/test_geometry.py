@@ -57,6 +57,7 @@ def test_parameters_are_those_of_the_built_model(family: str) -> None:
         ("olmo2", {"attention_bias": True}),
         ("phi", {"qk_layernorm": True}),
         ("gemma", {"attention_bias": True}),
+        ("gemma", {"tie_word_embeddings": True}),
         ("granite", {"attention_bias": True, "mlp_bias": True}),
         ("smollm3", {"attention_bias": True, "mlp_bias": True}),
         ("smollm3", {"tie_word_embeddings": False}),

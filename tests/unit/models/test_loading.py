@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import HUB, ModelUnavailable, bundled_names, fingerprint_of, load
 from emad_ref.models.stepper import Stepper
@@ -59,7 +60,7 @@ class TestFolder:
         assert facts.items() >= loaded.provenance.items()
         assert (facts["fingerprint"], facts["layers"], facts["trained"]) == (loaded.fingerprint, 6, True)
         assert facts["parameters"] == sum(p.numel() for p in loaded.model.parameters())
-        Stepper(loaded.model)
+        CausalStepper(loaded.model)
 
     def test_float32_unless_asked(self, folder: Path) -> None:
         assert load(str(folder)).model.dtype == torch.float32
@@ -280,7 +281,7 @@ class TestRandom:
         assert loaded.provenance["seed"] == 0
 
     def test_layers_matter(self) -> None:
-        stepper = Stepper(load("control:identity-upper", dtype=torch.float64).model)
+        stepper = CausalStepper(load("control:identity-upper", dtype=torch.float64).model)
         states = control_states(stepper)
         for layer in range(1, loading.IDENTITY_ABOVE + 1):
             assert float((states[layer] - states[layer - 1]).norm() / states[layer - 1].norm()) > 0.05
@@ -307,7 +308,7 @@ def control_states(stepper: Stepper) -> list[torch.Tensor]:
 
 
 def test_the_control_loses_nothing_above_layer_four() -> None:
-    states = control_states(Stepper(load("control:identity-upper").model))
+    states = control_states(CausalStepper(load("control:identity-upper").model))
     assert all(torch.equal(state, states[-1]) for state in states[4:])
     assert not torch.equal(states[3], states[4])
 

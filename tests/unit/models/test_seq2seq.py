@@ -161,7 +161,7 @@ def test_cached_decode_of_ragged_prompts_gives_each_row_what_it_gets_alone(
 def test_position_bias_is_the_models_own_beyond_the_first_table(plain: Seq2SeqStepper) -> None:
     frame = plain.frame(at([290], 10), plain.open(some_sources(2)))
     own = plain._bias.compute_bias(10, 300, past_seen_tokens=290)
-    (arguments,) = frame.block_arguments.values()
+    (arguments,) = frame.prepared.arguments.values()
     mine = arguments["position_bias"]
     seen = torch.ones(10, 300, dtype=torch.bool).tril(290)
     assert torch.equal(mine[0, :, seen], own[0, :, seen])

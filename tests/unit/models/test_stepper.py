@@ -14,6 +14,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.agreement import ModelMismatch, SizeMismatch, parameters_held
 from emad_ref.models.cache import Cache, MissingEntry
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_config, small_model
@@ -43,7 +44,7 @@ def model(family: str) -> Any:
 
 @pytest.fixture(scope="module")
 def stepper(model: Any) -> Stepper:
-    return Stepper(model)
+    return CausalStepper(model)
 
 
 @pytest.fixture(autouse=True)
@@ -242,7 +243,7 @@ def test_a_missing_entry_raises_before_anything_is_written(stepper: Stepper) -> 
 def test_eager_attention_walks_alike(family_: str) -> None:
     """Eager attention with no mask attends to everything: a mask must always be there."""
     model = small_model(family_, attention="eager")
-    stepper, ids = Stepper(model), random_tokens(2)
+    stepper, ids = CausalStepper(model), random_tokens(2)
     theirs = model(ids, use_cache=False).logits
     close(stepper.logits(plain_states(stepper, ids)[-1]), theirs, family_)
     cache = stepper.new_cache(2, CAPACITY)
@@ -257,7 +258,7 @@ def test_eager_attention_walks_alike(family_: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: torch.dtype) -> None:
     model = small_model(family_, dtype)
-    stepper, ids = Stepper(model), random_tokens(1)
+    stepper, ids = CausalStepper(model), random_tokens(1)
     cache = stepper.new_cache(1, CAPACITY)
     past, mine, theirs = None, [], []
     for piece in (ids[:, :6], *ids[:, 6:].split(1, dim=1)):
@@ -271,7 +272,7 @@ def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: t
 
 @pytest.fixture(scope="module")
 def neox() -> Stepper:
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 class TestFrame:
@@ -288,8 +289,8 @@ class TestFrame:
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
         cache, (station,) = neox.new_cache(2), neox.stations
-        assert neox.frame(at([7, 7], 1), cache).arguments(cache)[station]["attention_mask"] is None
-        ragged = neox.frame(at([7, 3], 1), cache).arguments(cache)[station]["attention_mask"]
+        assert neox.frame(at([7, 7], 1), cache).prepared.arguments(cache)[station]["attention_mask"] is None
+        ragged = neox.frame(at([7, 3], 1), cache).prepared.arguments(cache)[station]["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(
@@ -320,7 +321,7 @@ class TestFrame:
 
     @pytest.mark.parametrize("family_", ["gpt2", "gptj"])
     def test_tables_of_positions_end(self, family_: str) -> None:
-        stepper = Stepper(small_model(family_))
+        stepper = CausalStepper(small_model(family_))
         with pytest.raises(BadArgument, match="less than 128"):
             stepper.frame(at([128], 1), stepper.new_cache(1))
 
@@ -328,7 +329,7 @@ class TestFrame:
 def test_a_walk_in_inference_mode_does_not_spoil_gradients() -> None:
     """Rotary tables outlive the forward that made them."""
     with torch.inference_mode(False):
-        stepper, ids = Stepper(small_model("llama")), random_tokens(1).clone()
+        stepper, ids = CausalStepper(small_model("llama")), random_tokens(1).clone()
     plain_states(stepper, ids)
     with torch.inference_mode(False), torch.enable_grad():
         stepper.logits(plain_states(stepper, ids.clone())[-1]).sum().backward()
@@ -341,7 +342,7 @@ class TestConstruction:
         model = small_model("llama")
         model.lm_head.register_forward_hook(lambda module, inputs, logits: logits * model.logit_factor)
         model.logit_factor = 1.0
-        Stepper(model)
+        CausalStepper(model)
         layer = model.model.layers[2]
         layer.forward_twice = layer.forward
         calls = {"n": 0}
@@ -352,23 +353,23 @@ class TestConstruction:
 
         layer.forward = swapped
         with pytest.raises(ModelMismatch, match=r"model_type='llama'.*families.py"):
-            Stepper(model)
+            CausalStepper(model)
 
     def test_training_mode_is_refused(self) -> None:
         with pytest.raises(BadArgument, match="eval"):
-            Stepper(small_model("gpt_neox").train())
+            CausalStepper(small_model("gpt_neox").train())
 
     def test_attention_without_additive_masks_is_refused(self) -> None:
         model = small_model("llama")
         model.config._attn_implementation = "flash_attention_2"
         with pytest.raises(BadArgument, match="sdpa or eager"):
-            Stepper(model)
+            CausalStepper(model)
 
     def test_an_unknown_family_is_named(self) -> None:
         config = small_config("llama")
         config.model_type = "mamba"
         with pytest.raises(BadArgument, match=r"model_type='mamba'.*gpt_neox"):
-            Stepper(small_model("llama", config=config))
+            CausalStepper(small_model("llama", config=config))
 
     def test_parameters_that_the_row_does_not_count_are_refused_although_the_logits_agree(self) -> None:
         """Every FLOP count would be another model's; ``check=False`` does not excuse it."""
@@ -377,7 +378,7 @@ class TestConstruction:
         model.model.layers[1].adapter = torch.nn.Linear(32, 7)
         for check in (True, False):
             with pytest.raises(SizeMismatch, match=rf"model_type='llama'.*{held:,} parameters.*holds {held + 231:,}"):
-                Stepper(model, check=check)
+                CausalStepper(model, check=check)
 
     def test_experts_walked_with_a_dense_row_are_refused_although_the_logits_agree(self) -> None:
         """The model's own config, but for the name of its family: one MLP of that width would be another model."""
@@ -386,14 +387,14 @@ class TestConstruction:
         model.config.model_type = "qwen3"
         held = sum(p.numel() for p in model.parameters())
         with pytest.raises(SizeMismatch, match=rf"model_type='qwen3'.*{counted:,} parameters.*holds {held:,};"):
-            Stepper(model)
+            CausalStepper(model)
 
     def test_a_part_that_the_row_names_wrongly_is_named(self) -> None:
         model = small_model("gpt2")
         del model.transformer.ln_f
         model.transformer.register_parameter("norm", torch.nn.Parameter(torch.zeros(64, dtype=torch.float64)))
         with pytest.raises(BadArgument, match=r"model_type='gpt2', but expected a decoder with the part 'ln_f'"):
-            Stepper(model)
+            CausalStepper(model)
 
     def test_tied_parameters_count_once(self) -> None:
         model = small_model("opt")
@@ -406,21 +407,21 @@ class TestConstruction:
                  "image_size": 28, "patch_size": 14}  # fmt: skip
         config = hf.Gemma3Config(text_config=text, vision_config=sight, mm_tokens_per_image=1)
         model = small_model("gemma3", config=config)
-        assert parameters_held(model) == Stepper(model).geometry.parameters()
+        assert parameters_held(model) == CausalStepper(model).geometry.parameters()
         assert parameters_held(model) < sum(p.numel() for p in model.parameters())
         model.get_decoder().layers[0].adapter = torch.nn.Linear(32, 7)
         with pytest.raises(SizeMismatch):
-            Stepper(model)
+            CausalStepper(model)
 
     def test_rotary_frequencies_must_not_depend_on_the_batch(self) -> None:
         config = small_config("llama")
         config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
         with pytest.raises(BadArgument, match="rope_type='dynamic'"):
-            Stepper(small_model("llama", config=config))
+            CausalStepper(small_model("llama", config=config))
 
     @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2), (0, LAYERS + 1)])
     def test_layers_out_of_range(self, first: int, last: int) -> None:
-        stepper = Stepper(small_model("gpt_neox"))
+        stepper = CausalStepper(small_model("gpt_neox"))
         frame = stepper.frame(at([0], 2), None)
         with pytest.raises(BadArgument, match=f"≤ {LAYERS}"):
             stepper.run(torch.zeros(1, 2, 32, dtype=stepper.dtype), first, last, frame, None)

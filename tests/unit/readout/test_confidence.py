@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.policy.early_exit import early_exit
@@ -34,7 +35,7 @@ def point(signal: str, **changes: object) -> OperatingPoint:
 
 @pytest.fixture(scope="module")
 def stepper() -> Stepper:
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def test_the_adaptive_rule_keeps_fewer_of_what_it_is_surer_of(
 ) -> None:
     work, point = Work.none(LAYERS), POINTS["adaptive"]
     peaked = {layer: h * torch.tensor([0.1, 1.0, 2.0, 4.0])[:, None] for layer, h in states.items()}
-    wild = Stepper(small_model("opt_350m", dtype=torch.float64))  # no final norm: the length of a state matters
+    wild = CausalStepper(small_model("opt_350m", dtype=torch.float64))  # no final norm: the length of a state matters
     seen = climb(watch_of(wild, point), point, peaked, work)
     size = torch.full((ROWS,), VOCABULARY)
     for layer in (3, 4, 5):

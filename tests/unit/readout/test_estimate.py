@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.stepper import Stepper
+from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator
 from emad_ref.readout import estimate, lowrank
 from emad_ref.readout.estimate import READERS, reader_of
@@ -31,7 +31,7 @@ EVERY = (
 
 @pytest.fixture(scope="module")
 def stepper():
-    return Stepper(small_model("gpt_neox"))
+    return CausalStepper(small_model("gpt_neox"))
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
     model = small_model(family)
     if family == "gemma2":
         model.config.final_logit_softcapping = 2.0
-    stepper = Stepper(model)
+    stepper = CausalStepper(model)
     assert (stepper.softcap if family == "gemma2" else stepper.unembedding_bias) is not None
     states = 3 * torch.randn(9, HIDDEN, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     whole = reader_of(stepper, Estimator(), PROBES).raw(states)
@@ -112,7 +112,7 @@ def test_a_softcap_and_a_bias_of_the_head_are_seen(family):
 
 def test_the_projection_in_front_of_the_head_is_charged(stepper):
     """OPT-350m's head is narrower than its states: every readout projects first."""
-    narrow = Stepper(small_model("opt_350m"))
+    narrow = CausalStepper(small_model("opt_350m"))
     width = narrow.unembedding.shape[1]
     assert width < HIDDEN
     assert reader_of(narrow, Estimator("topk", k=8), PROBES).macs_per_row == VOCABULARY * width + HIDDEN * width
@@ -122,7 +122,7 @@ def test_the_projection_in_front_of_the_head_is_charged(stepper):
 def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
     built = []
     monkeypatch.setattr(estimate, "factors", lambda rows, rank: built.append(rank) or lowrank.factors(rows, rank))
-    stepper = Stepper(small_model("gpt_neox"))
+    stepper = CausalStepper(small_model("gpt_neox"))
     for rank, k in ((4, 8), (4, 16), (6, 8), (4, 8)):
         reader_of(stepper, Estimator("lowrank", k=k, rank=rank), PROBES)
     assert built == [4, 6]
@@ -133,7 +133,7 @@ def test_factors_are_built_once_per_stepper_and_freed_with_it(monkeypatch):
 
 
 def test_factors_built_in_inference_mode_serve_outside_it(hidden):
-    stepper = Stepper(small_model("gpt_neox"))
+    stepper = CausalStepper(small_model("gpt_neox"))
     with torch.inference_mode():
         reader = reader_of(stepper, Estimator("lowrank", k=8, rank=4), PROBES)
     assert torch.isfinite(reader.raw(hidden).entropy_nats).all()

@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from emad_ref.meters.flops import flops
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.readout import subset
@@ -31,7 +32,7 @@ def stepper(request: pytest.FixtureRequest) -> Stepper:
     model = small_model(request.param)
     if request.param == "gemma2":
         model.config.final_logit_softcapping = 2.0
-    return Stepper(model)
+    return CausalStepper(model)
 
 
 @pytest.fixture

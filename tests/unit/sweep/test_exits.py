@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
-from emad_ref.models.stepper import Stepper
 from emad_ref.policy.early_exit import early_exit, kept_tokens
 from emad_ref.protocol import Prompt
 from emad_ref.sweep.exits import (
@@ -86,7 +86,7 @@ def test_a_confidence_outside_its_range_is_refused(bad: float) -> None:
 @pytest.mark.parametrize(("signal", "pruning"), RULES)
 def test_a_token_that_never_exits_costs_what_a_decoder_counts(signal: str, pruning: str) -> None:
     """Threshold above 1: every probe is read. Adaptive sizes depend on the text, so only their rows are compared."""
-    stepper = Stepper(small_model("llama", torch.float32))
+    stepper = CausalStepper(small_model("llama", torch.float32))
     vocabulary = 10 * VOCABULARY if pruning == "decaying" else VOCABULARY  # k* of so small a vocabulary is below 2
     point = early_exit(signal, LAYERS, vocabulary, 2, 1.5, pruning=pruning)
     decoder = WalkedDecoder(stepper, point)

@@ -1,0 +1,290 @@
+"""A causal language model walked: the blocks of a decoder-only family, called in turn.
+
+The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
+agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
+``model(ids).logits`` (``models.agreement``): an unknown or changed family fails loudly.
+
+A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
+rotary tables on its own device, and its K and V stay there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.agreement import (
+    CHECKED_ROWS,
+    CHECKED_TOKENS,
+    part_named,
+    require_agreement,
+    require_size,
+    require_usable,
+)
+from emad_ref.models.anatomy import FULL, SLIDING, anatomy_of, layer_kinds
+from emad_ref.models.cache import Cache
+from emad_ref.models.families import row_of
+from emad_ref.models.fused import fused
+from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.placement import bare, device_of, to_device, visited
+from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, attention_mask, frame_of, require_layer, require_layers
+from emad_ref.record import Ints
+
+
+class Station(NamedTuple):
+    """What decides a block's arguments: its ``kind`` of attention, and the ``device`` its weights lie on."""
+
+    kind: str
+    device: torch.device
+
+
+class _Prepared:
+    """Keyword arguments of the blocks of one frame, by station. ``single``: one query per row that sees every key."""
+
+    def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
+        self._stepper, self._frame, self._cached = stepper, frame, cached
+        self.single = cached and frame.queries == 1 and frame.start is not None
+        self._writer: Writer | None = None
+        self._arguments = {station: self._arguments_of(station) for station in stepper.stations}
+
+    def arguments(self, cache: Cache | None) -> dict[Station, dict[str, Any]]:
+        """Keyword arguments of a block, by its station."""
+        if (cache is not None) != self._cached:
+            raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
+        if cache is not None and (self._writer is None or self._writer.cache is not cache):
+            self._writer = Writer(cache, self._frame)
+            for arguments in self._arguments.values():
+                arguments[self._stepper.anatomy.cache_keyword] = self._writer
+        return self._arguments
+
+    def _arguments_of(self, station: Station) -> dict[str, Any]:
+        walker, anatomy = self._stepper, self._stepper.anatomy
+        window = walker.window if station.kind == SLIDING else None
+        mask = attention_mask(
+            self._frame,
+            window,
+            walker.dtype,
+            station.device,
+            flagged=walker.kernel == "sdpa",
+            always=anatomy.always_masked,
+        )
+        arguments: dict[str, Any] = {"attention_mask": mask, **dict(anatomy.constants)}
+        if anatomy.positions_inside:
+            arguments["position_ids"] = self._frame.distinct_slots(station.device)
+        if walker.rotary is not None:
+            arguments["position_embeddings"] = self._rotary(station)
+        return arguments
+
+    def _rotary(self, station: Station) -> tuple[Tensor, Tensor]:
+        """(cos, sin), [1, n, d] if all rows start at the same position, else [rows, n, d]."""
+        frame = self._frame
+        cos, sin = self._stepper.rotary_table(station, frame.keys)
+        if frame.start is not None:
+            return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
+        slots = frame.slots(station.device)
+        return cos[0][slots], sin[0][slots]
+
+
+class _Stored(Exception):
+    """Leaves a block once its K and V are stored."""
+
+
+class _Filler(Writer):
+    """A writer that ends the block: its attention and MLP never run."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> NoReturn:
+        super().update(keys, values, layer_idx)
+        raise _Stored
+
+
+class CausalStepper:
+    """A ``Stepper`` of one decoder-only model, on one device or spread over several (``models.placement``).
+
+    ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
+    One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
+    ``check``: compare full-depth logits with the model's own (two forwards of 2 × 12 tokens).
+    ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
+
+    Raises:
+        BadArgument: a family without a row, training mode, offloaded weights, a block on several devices, another
+            attention implementation.
+        SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
+        ModelMismatch: the walk does not reproduce the model.
+    """
+
+    def __init__(self, model: Any, *, check: bool = True):
+        config = model.config.get_text_config()
+        if row_of(config.model_type).reads_a_source:
+            raise BadArgument("model_type", config.model_type, "a decoder-only family", "Seq2SeqStepper walks this one")
+        self.model, self.config, self.anatomy = model, config, anatomy_of(config)
+        self.geometry: Geometry = geometry_of(config)
+        self.layers, self.vocabulary = self.geometry.layers, self.geometry.vocabulary
+        self.kernel: str = config._attn_implementation
+        require_usable(model, self.kernel)
+        require_size(model, self.geometry)
+        decoder = model.get_decoder()
+        blocks: Any = part_named(config.model_type, decoder, self.anatomy.blocks)
+        self._head = bare(model.get_output_embeddings())
+        self.device, self.dtype = self._head.weight.device, self._head.weight.dtype
+        self._blocks = [
+            (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
+            for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
+        ]
+        self._steps = [(fused(block, self.kernel) or block, station) for block, station in self._blocks]
+        self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
+        self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
+        windowed = any(station.kind == SLIDING for station in self.stations)
+        self.window: int | None = config.sliding_window if windowed else None
+        self._embedding = visited("embedding", model.get_input_embeddings(), self.device)
+        self._final_norm = self._part(decoder, self.anatomy.final_norm)
+        self._project_in = self._part(decoder, self.anatomy.project_in)
+        self._project_out = self._part(decoder, self.anatomy.project_out)
+        self._positions: Any = part_named(config.model_type, decoder, self.anatomy.positions)
+        rotary = part_named(config.model_type, decoder, self.anatomy.rotary)
+        self.rotary: Any = None if rotary is None else bare(rotary)
+        self.softcap: float | None = _configured(config, self.anatomy.softcap)
+        self._embedding_factor = _configured(config, self.anatomy.embedding_factor)
+        self._logits_divisor = _configured(config, self.anatomy.logits_divisor)
+        # the first position that a table of positions, of the model or inside its blocks, has no entry for
+        ends = self._positions is not None or self.anatomy.positions_inside
+        self._end: int | None = self.max_positions if ends else None
+        self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
+        if check:
+            self._compare_with_model()
+
+    @property
+    def max_positions(self) -> int:
+        """Positions the model was made for; a table of learned positions holds no more."""
+        return int(self.config.max_position_embeddings)
+
+    def open(self, sources: Sequence[Ints | None], capacity: int = 256) -> Cache:
+        """An empty cache with one row per source, each None: these models read none.
+
+        Raises:
+            BadArgument: a source.
+        """
+        for row, source in enumerate(sources):
+            if source is not None:
+                raise BadArgument(f"prompts[{row}].source", source, "None", "this model has no encoder to read it")
+        return self.new_cache(len(sources), capacity)
+
+    def new_cache(self, rows: int, capacity: int = 256) -> Cache:
+        """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
+        return Cache(self.layers, rows, capacity)
+
+    def frame(
+        self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
+    ) -> Frame:
+        """See ``Stepper.frame``."""
+        prepare = partial(_Prepared, self, cache is not None)
+        return frame_of(positions, cache, rows, lengths, self._end, prepare)
+
+    def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
+        """h_0 [rows, n, D] of ``tokens`` int64 [rows, n]: embedding, input projection, learned positions."""
+        hidden = self._embedding(tokens)
+        if self._embedding_factor is not None:
+            hidden = hidden * self._embedding_factor
+        if self._project_in is not None:
+            hidden = self._project_in(hidden)
+        if self._positions is not None:
+            table, offset = self._positions.weight, self.anatomy.position_offset
+            if frame.start is None:
+                return hidden + to_device(table[frame.slots(table.device) + offset], self.device)
+            return hidden + to_device(table.narrow(0, frame.start + offset, frame.queries), self.device)
+        return hidden
+
+    def run(self, hidden: Tensor, first: int, last: int, frame: Frame, cache: Cache | None) -> Tensor:
+        """See ``Stepper.run``."""
+        require_layers(first, last, self.layers)
+        if cache is not None:
+            cache.require(first, last, frame)
+        prepared: _Prepared = frame.prepared
+        arguments = prepared.arguments(cache)
+        for block, station in (self._steps if prepared.single else self._blocks)[first:last]:
+            hidden = block(to_device(hidden, station.device), **arguments[station])
+        return to_device(hidden, self.device)
+
+    def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
+        """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.
+
+        Executes the block's norm and its query, key and value projections. Raises as ``Stepper.fill``.
+        """
+        require_layer(layer, self.layers)
+        cache.require(layer - 1, layer, frame)
+        block, station = self._blocks[layer - 1]
+        prepared: _Prepared = frame.prepared
+        arguments = {**prepared.arguments(cache)[station], self.anatomy.cache_keyword: _Filler(cache, frame)}
+        try:
+            block(to_device(hidden, station.device), **arguments)
+        except _Stored:
+            return
+        raise AssertionError(f"layer {layer} never updated its cache")
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """The head's input [..., E] of states [..., D] after any layer: final norm, output projection.
+
+        What a family divides its logits by is divided out here, so that estimates that read some rows of the head
+        need not know of it.
+        """
+        if self._final_norm is not None:
+            hidden = self._final_norm(hidden)
+        if self._logits_divisor is not None:
+            hidden = hidden / self._logits_divisor
+        return hidden if self._project_out is None else self._project_out(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+        logits: Tensor = self._head(self.normed(hidden))
+        return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
+
+    @property
+    def unembedding(self) -> Tensor:
+        """[V, E] rows of the head."""
+        return self._head.weight
+
+    @property
+    def unembedding_bias(self) -> Tensor | None:
+        """[V], or None."""
+        return self._head.bias
+
+    def rotary_table(self, station: Station, positions: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [1, ≥ positions, d] of the model's own rotary module, kept between forwards, where blocks read."""
+        key = station if self.anatomy.rotary_per_kind else Station(FULL, station.device)
+        if key not in self._tables or self._tables[key][0].shape[1] < positions:
+            held = self._tables[key][0].shape[1] if key in self._tables else FIRST_TABLE // 2
+            home = device_of("rotary", self.rotary) or self.device
+            # tensors made in inference mode cannot take part in a later forward outside it
+            with torch.inference_mode(False), torch.no_grad():
+                at = torch.arange(max(positions, 2 * held), device=home)[None]
+                like = torch.empty(0, dtype=self.dtype, device=home)
+                per_kind = (station.kind,) if self.anatomy.rotary_per_kind else ()
+                cos, sin = self.rotary(like, at, *per_kind)
+                self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
+        return self._tables[key]
+
+    def _state_of(self, block: Any) -> Any:
+        """``block`` bare, as a function to the state alone."""
+        plain = bare(block)
+        return (lambda *args, **kwargs: plain(*args, **kwargs)[0]) if self.anatomy.in_a_tuple else plain
+
+    def _part(self, decoder: Any, name: str | None) -> Any:
+        """A part of the decoder, called on this stepper's device; None where the family has none."""
+        part = part_named(self.config.model_type, decoder, name)
+        return None if part is None else visited(str(name), part, self.device)
+
+    @torch.inference_mode()
+    def _compare_with_model(self) -> None:
+        """One plain pass, and one cached step after a prompt, against the model's own logits."""
+        ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
+        theirs = to_device(self.model(ids, use_cache=False).logits, self.device)
+        require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))
+
+
+def _configured(config: Any, key: str | None) -> float | None:
+    """A number that the family's config may hold under ``key``."""
+    return None if key is None else getattr(config, key)
