@@ -312,7 +312,7 @@ class _Log:
 
 
 class WalkedDecoder:
-    """The protocol's Decoder for any family that ``models.anatomy`` knows.
+    """The protocol's Decoder for any family that ``models.families`` knows.
 
     Raises:
         BadArgument: a point for another number of layers.

@@ -19,7 +19,7 @@ from torch import nn
 from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.models import placement, stepper
+from emad_ref.models import causal, placement
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.placement import bare
@@ -217,7 +217,7 @@ def test_a_move_left_out_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = named()
     with machine.open():
         model = spread(small_model("llama"), machine)
-        monkeypatch.setattr(stepper, "to_device", lambda tensor, device: tensor)
+        monkeypatch.setattr(causal, "to_device", lambda tensor, device: tensor)
         with pytest.raises(MixedDevices):
             CausalStepper(model)
 
