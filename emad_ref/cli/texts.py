@@ -25,9 +25,11 @@ def stepper_of(loaded: Loaded) -> Stepper:
     Raises:
         BadArgument: an encoder-decoder, which does not continue documents; a family that cannot be walked.
     """
+    from emad_ref.models.causal import CausalStepper
+
     if loaded.model.config.is_encoder_decoder:
         raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
-    return loaded.stepper
+    return CausalStepper(loaded.model)
 
 
 def window_of(stepper: Stepper) -> int:
