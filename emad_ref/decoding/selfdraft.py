@@ -6,7 +6,7 @@
 
 Symbols: ``exit_layer`` is e. One session, one cache: K and V below the exit, and the states there, are written by the
 draft and reused by the verification, so no token runs a layer twice. The point is one of schedule ``free_deferred``,
-under which a token that stopped early keeps its state (``decoding.repair``) and ``Session.deepen`` takes it up.
+under which a token that stopped early keeps its state (``schedule.free``) and ``Session.deepen`` takes it up.
 
 What is promised: the model's own output at the point's ceiling, whatever e is; e and k change the cost only. In the
 record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept once it went on, and as
