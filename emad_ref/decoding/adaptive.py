@@ -93,7 +93,7 @@ class Walker:
     def walk(self, feed: Feed) -> Arrival:
         """Process one token per row at depths of the rule's choosing; several where no row is asked about."""
         (rows, queries), asked, last, work = feed.tokens.shape, feed.asked, feed.last, feed.store.work
-        cap, depth = feed.cap.copy(), np.zeros(rows, dtype=np.int64)
+        cap, depth = feed.cap.copy(), np.zeros((rows, queries), dtype=np.int64)
         signal = np.full((rows, queries, len(self.column)), np.nan)
         read_at = signal[:, -1]  # a view: a probe reads the row's last token, the only one where it is asked
         logits: Tensor | None = None
@@ -141,7 +141,7 @@ class Walker:
                 self.watch.keep(torch.from_numpy(going).to(hidden.device))
         assert logits is not None, "some row stops at some layer"
         flow.finish()
-        return Arrival(logits, np.repeat(depth[:, None], queries, axis=1), signal, feed.cap)
+        return Arrival(logits, depth, signal, feed.cap)
 
     def _next_halt(self, at: int, cap: Ints, asked: Bools) -> int:
         """The next layer after which some running row may stop: its cap, or a probe where one is asked."""

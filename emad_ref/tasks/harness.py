@@ -265,7 +265,7 @@ def by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Begun:
 
 def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> Begun:
     """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
-    session, outcome = decoder.begin(prompts, max_new)
+    session, arrival = decoder.begin(prompts, max_new)
 
     @torch.inference_mode()
     def follow(tokens: list[int]) -> list[int]:
@@ -273,7 +273,7 @@ def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -
         picked: list[int] = session.advance(ids, None).logits[:, -1].argmax(dim=-1).tolist()
         return picked
 
-    return session, outcome.logits[:, -1].argmax(dim=-1).tolist(), follow
+    return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow
 
 
 def until(begun: Begun, max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]) -> list[list[int]]:
