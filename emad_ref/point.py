@@ -12,8 +12,18 @@ from typing import Any, Literal
 
 from emad_ref.errors import BadArgument
 
-Schedule = Literal["monotone", "free_eager", "free_deferred", "copying", "positional", "chunked"]
-SCHEDULES: tuple[Schedule, ...] = ("monotone", "free_eager", "free_deferred", "copying", "positional", "chunked")
+ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "positional", "chunked"]
+# schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.table``
+SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
+    "monotone": (),
+    "free_eager": (),
+    "free_deferred": (),
+    "copying": (),
+    "positional": ("period", "floor"),
+    "chunked": ("period",),
+}
+RULELESS: tuple[ScheduleName, ...] = ("positional",)  # the place of a token decides its depth, whatever fires
+STOPS_BY_TOKEN: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred", "copying")  # each is asked
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
 FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
@@ -29,7 +39,6 @@ PER_LAYER: tuple[str, ...] = ("entropy_nats", "softmax_response")  # signals tha
 CONTRASTS: tuple[str, ...] = ("weighted_contrast", "jsd_contrast")
 PRUNABLE: tuple[str, ...] = ("softmax_response", "jsd_contrast")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
-STOPS_BY_TOKEN: tuple[Schedule, ...] = ("monotone", "free_eager", "free_deferred", "copying")
 
 
 @dataclass(frozen=True)
@@ -214,7 +223,7 @@ class OperatingPoint:
     ceiling: int
     probes: tuple[int, ...] = ()
     thresholds: tuple[tuple[float, ...], ...] = ((),)
-    schedule: Schedule = "monotone"
+    schedule: ScheduleName = "monotone"
     estimator: Estimator = Estimator()
     signal: str = "entropy_nats"
     bins: BinSpec = BinSpec()
@@ -249,15 +258,11 @@ class OperatingPoint:
                 raise BadArgument(
                     "thresholds", self.thresholds, "numbers, not NaN", "-inf says never exit at this probe"
                 )
-        for name, value, known in (("schedule", self.schedule, SCHEDULES), ("signal", self.signal, tuple(SIGNALS))):
+        known_names = ("schedule", self.schedule, tuple(SCHEDULE_FIELDS)), ("signal", self.signal, tuple(SIGNALS))
+        for name, value, known in known_names:
             if value not in known:
                 raise BadArgument(name, value, f"one of {', '.join(known)}")
-        if (self.schedule in ("positional", "chunked")) != (self.period is not None and self.period >= 1):
-            raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
-        if (self.schedule == "positional") != (self.floor is not None and 1 <= self.floor <= self.ceiling):
-            raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
-        if self.schedule == "positional" and self.probes:
-            raise BadArgument("probes", self.probes, "none under the positional schedule", "it has no rule")
+        self._require_scheduled()
         read = set(self.bins.features) - {"position"}
         if read and self.estimator.kind != "full":
             raise BadArgument(
@@ -269,6 +274,16 @@ class OperatingPoint:
             self._require_confident(self.confidence)
         elif self.signal not in PER_LAYER:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
+
+    def _require_scheduled(self) -> None:
+        """Refuse what the schedule needs and lacks, and what it would ignore."""
+        fields = SCHEDULE_FIELDS[self.schedule]
+        if ("period" in fields) != (self.period is not None and self.period >= 1):
+            raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
+        if ("floor" in fields) != (self.floor is not None and 1 <= self.floor <= self.ceiling):
+            raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
+        if self.schedule in RULELESS and self.probes:
+            raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
 
     def _require_decaying(self, rate: float, longest: float) -> None:
         if not 0 <= rate < math.inf or not 1 <= longest < math.inf:
@@ -315,7 +330,7 @@ class OperatingPoint:
     @property
     def fixed(self) -> bool:
         """Whether every token runs to the ceiling, whatever it is."""
-        return not self.probes and self.schedule != "positional"
+        return not self.probes and self.schedule not in RULELESS
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name, as built-in types; the frequency table in hexadecimal."""

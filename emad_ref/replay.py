@@ -21,7 +21,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.positional import positional_depths
+from emad_ref.schedule.interface import Places
+from emad_ref.schedule.table import schedule_of
 
 FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 
@@ -44,7 +45,7 @@ class Replay:
 class Ladder:
     """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
 
-    ``schedule.monotone.depths`` is the plain form of what happens here; a law holds the two together.
+    ``schedule.monotone.depths`` is the plain form of what happens here under it; a law holds the two together.
     """
 
     def __init__(self, trace: Trace):
@@ -63,10 +64,7 @@ class Ladder:
         """
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
-        if point.schedule == "copying":
-            raise BadArgument(
-                "point.schedule", "copying", "an exact schedule", "copied states are decoded, not replayed"
-            )
+        replayable = schedule_of(point).in_replay()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins = self._bins(point) if point.probes else None
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -75,20 +73,9 @@ class Ladder:
                 self._between(point, number, bins, depth)
             probe = point.probes[number]
             np.copyto(depth, np.int16(probe), where=fires(point, number, self._signal(point, probe), bins, decided))
-        self._schedule(point, depth)
+        replayable.settle(point, depth)
         placed: Ints = depth.reshape(-1)[self.place].astype(np.int64)
         return placed
-
-    def _schedule(self, point: OperatingPoint, depth: NDArray[np.int16]) -> None:
-        """Turn fires into depth, in place: [longest, sequences], rows are decided tokens from each sequence's first."""
-        if point.schedule == "monotone":
-            np.minimum.accumulate(depth, axis=0, out=depth)
-        elif point.schedule == "chunked":
-            assert point.period is not None
-            first = np.arange(len(depth)) // point.period * point.period
-            depth[:] = depth[first]
-        elif point.schedule == "positional":
-            depth[:] = positional_depths(point, np.arange(len(depth)))[:, None]
 
     def _between(
         self, point: OperatingPoint, number: int, bins: NDArray[np.intp] | None, depth: NDArray[np.int16]
@@ -171,18 +158,13 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     Raises:
         BadArgument: state copying, whose depths no trace knows; a confidence rule that the trace does not record.
     """
-    if point.schedule == "copying":
-        raise BadArgument("point.schedule", "copying", "an exact schedule", "copied states are decoded, not replayed")
+    replayable, places = schedule_of(point).in_replay(), Places(trace.position, trace.starts)
     work = Work.none(point.layers)
-    probes, asked = _probes_of(trace, point, macs_per_row), _asked(trace, point)
+    probes, asked = _probes_of(trace, point, macs_per_row), replayable.asked(point, places.decided)
     for layer in range(1, point.layers + 1):
-        ran = depth >= layer
-        work.tokens[layer - 1], work.context[layer - 1] = BLOCKS_RUN.get(point.schedule, _run_once)(
-            trace, depth, layer, point.ceiling
-        )
-        if point.schedule == "free_eager" and layer == point.ceiling:  # only K and V: its output is not read
-            work.fills[EXACT, layer - 1] = int((~ran).sum())
-        probed, emitted = asked & ran & (layer in point.probes), depth == layer
+        ran = replayable.ran(places, depth, layer, point.ceiling)
+        work.tokens[layer - 1], work.context[layer - 1], work.fills[EXACT, layer - 1] = ran
+        probed, emitted = asked & (depth >= layer) & (layer in point.probes), depth == layer
         kinds, shown = probes.heads[:, layer - 1], probed & probes.shows[layer - 1]
         work.readout_rows[kinds, layer - 1] = int(probed.sum())
         work.readout_macs[kinds, layer - 1] = int(probes.macs[:, layer - 1].sum(where=probed))
@@ -209,36 +191,6 @@ def _probes_of(trace: Trace, point: OperatingPoint, macs_per_row: int) -> _Probe
     heads[kind] = True
     macs = np.array(0 if kind == FULL else macs_per_row)  # a full head's cost stands in the geometry
     return _Probes(heads, np.full(point.layers, kind == FULL), np.broadcast_to(macs, (len(trace), point.layers)))
-
-
-def _asked(trace: Trace, point: OperatingPoint) -> Bools:
-    """[tokens] whether the rule is asked: within a chunk only the first token is."""
-    place = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
-    return place % (point.period or 1) == 0 if point.schedule == "chunked" else np.ones(len(trace), dtype=bool)
-
-
-def _run_once(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
-    """(tokens, context) of ``layer`` where a token runs it only on its own way up."""
-    ran = depth >= layer
-    return int(ran.sum()), int((trace.position[ran] + 1).sum())
-
-
-def _run_eagerly(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
-    """Backfill at once: every block below the ceiling runs for every token, the last where it was asked for."""
-    ran = (depth >= layer) | (layer < ceiling)
-    return int(ran.sum()), int((trace.position[ran] + 1).sum())
-
-
-def _run_deferred(trace: Trace, depth: Ints, layer: int, ceiling: int) -> tuple[int, int]:
-    """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
-    end = trace.starts[1:][trace.sequence]  # of each token's sequence
-    deep = np.where(depth >= layer, np.arange(len(depth)), len(depth))
-    taken_along = np.minimum.accumulate(deep[::-1])[::-1]  # index of the first token from here on that goes so deep
-    ran = taken_along < end
-    return int(ran.sum()), int((trace.position[taken_along[ran]] + 1).sum())
-
-
-BLOCKS_RUN = {"free_eager": _run_eagerly, "free_deferred": _run_deferred, "chunked": _run_deferred}
 
 
 def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

@@ -30,7 +30,7 @@ from emad_ref.meters.clock import paired as timed_in_pairs
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.loading import bundled_names
-from emad_ref.point import Confidence, OperatingPoint, Schedule, full_depth
+from emad_ref.point import Confidence, OperatingPoint, ScheduleName, full_depth
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.readout.contrast import SCORES
@@ -186,7 +186,7 @@ class Exits:
         return minimum_layers(self._evidence.stepper.layers)
 
     def point(
-        self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: Schedule = "copying"
+        self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
         """The point of a row of ``RULES``."""
         signal, pruning = RULES[rule]

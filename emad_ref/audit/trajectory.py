@@ -15,8 +15,8 @@ import numpy as np
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import Lens, consult, signals
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import first_fires
 from emad_ref.record import Bools, Floats, Ints
-from emad_ref.schedule.monotone import first_fires
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ Rows and their tokens only: who drafts and who verifies, in which sessions, is i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -107,7 +107,10 @@ def drawn(p: Floats, rng: np.random.Generator) -> int:
 
 @dataclass(frozen=True)
 class Options:
-    """``k`` drafts a round for up to ``max_new`` tokens a row; ``gate_bits`` None keeps the verifier's output exact.
+    """How to speculate: ``k`` drafts a round for up to ``max_new`` tokens a row; a token of ``stop`` ends its row.
+
+    ``temperature`` 0 decodes greedily; each row draws from a generator of its own, seeded with (``seed``, row).
+    ``gate_bits`` None keeps the verifier's output exact.
 
     Raises:
         BadArgument: max_new or k < 1, a temperature or gate below 0.
@@ -117,6 +120,7 @@ class Options:
     k: int
     stop: frozenset[int]
     temperature: float
+    seed: int
     gate_bits: float | None
 
     def __post_init__(self) -> None:
@@ -132,34 +136,24 @@ class Options:
             )
 
 
-@dataclass
-class _Draft:
-    position: int
-    token: int
-    q: Floats
-    entropy_bits: float
-    verdict: int = UNREACHED
-
-
-class _Judged(NamedTuple):
-    """A draft without its distribution, which is as long as the vocabulary."""
+class _Draft(NamedTuple):
+    """A drafted token, without the distribution it was drawn from, which is as long as the vocabulary."""
 
     position: int
     token: int
     entropy_bits: float
-    verdict: int
 
 
-class Row:
+class Continuation:
     """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
 
-    def __init__(self, number: int, tokens: list[int], options: Options, seed: int):
+    def __init__(self, number: int, tokens: list[int], options: Options):
         self.number, self.tokens, self.prompt, self.options = number, tokens, len(tokens), options
-        self.rng = np.random.default_rng((seed, number))  # its own: a row's draws do not depend on its neighbours
+        self.rng = np.random.default_rng((options.seed, number))  # its own: draws do not depend on its neighbours
         self.reason: StopReason | None = None
         self.rounds = 0
-        self.drafts: list[_Draft] = []  # of this round
-        self.judged: list[_Judged] = []  # of all rounds
+        self.drafts: list[tuple[_Draft, Floats]] = []  # of this round, each with q
+        self.verdicts: list[tuple[_Draft, int]] = []  # of all rounds
 
     @property
     def width(self) -> int:
@@ -175,48 +169,63 @@ class Row:
 
     def padded(self, drafts: int) -> list[int]:
         """The last token and ``drafts`` drafts; where the row has fewer, its last one again, to be rolled back."""
-        known = [self.tokens[-1], *(drafted.token for drafted in self.drafts)]
+        known = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
         return known + [known[-1]] * (drafts + 1 - len(known))
 
     def propose(self, logits: Floats) -> None:
         """Draft one more token from logits [V] of the draft."""
         q = distribution(logits, self.options.temperature)
         at = len(self.tokens) + len(self.drafts)
-        self.drafts.append(_Draft(at, drawn(q, self.rng), q, float(entropy_bits(logits))))
+        self.drafts.append((_Draft(at, drawn(q, self.rng), float(entropy_bits(logits))), q))
 
-    def judge(self, logits: Floats) -> None:
+    def verify(self, logits: Floats) -> None:
         """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""
         self.rounds += 1
-        for drafted, z in zip(self.drafts, logits, strict=False):
+        verdicts = [UNREACHED] * len(self.drafts)
+        for at, ((drafted, q), z) in enumerate(zip(self.drafts, logits, strict=False)):
             p = distribution(z, self.options.temperature)
-            drafted.verdict = self._verdict(drafted, p)
-            if drafted.verdict == REFUSED:
-                self.take(drawn(residual(p, drafted.q), self.rng))
+            verdicts[at] = self._verdict(drafted, p, q)
+            if verdicts[at] == REFUSED:
+                self.take(drawn(residual(p, q), self.rng))
                 break
             self.take(drafted.token)
             if self.reason is not None:
                 break
         else:
             self.take(drawn(distribution(logits[len(self.drafts)], self.options.temperature), self.rng))
-        self.judged += [_Judged(one.position, one.token, one.entropy_bits, one.verdict) for one in self.drafts]
+        self.verdicts += [(drafted, verdict) for (drafted, _), verdict in zip(self.drafts, verdicts, strict=True)]
         self.drafts = []
 
-    def _verdict(self, drafted: _Draft, p: Floats) -> int:
-        if accepts(p, drafted.q, drafted.token, self.rng):
+    def _verdict(self, drafted: _Draft, p: Floats, q: Floats) -> int:
+        if accepts(p, q, drafted.token, self.rng):
             return ACCEPTED
         gate = self.options.gate_bits
         return GATED if gate is not None and drafted.entropy_bits < gate else REFUSED
 
 
-def opened(prompts: Sequence[Prompt], logits: Floats, options: Options, seed: int) -> list[Row]:
-    """A row per prompt with its first token, drawn from the verifier's logits [rows, V] after it."""
-    rows = [Row(i, list(map(int, prompt.tokens)), options, seed) for i, prompt in enumerate(prompts)]
+def speculating(
+    prompts: Sequence[Prompt],
+    logits: Floats,
+    options: Options,
+    seats: Sequence[Seat],
+    play: Callable[[Sequence[Continuation]], None],
+) -> list[Continuation]:
+    """Play rounds over the rows of ``seats`` until all have finished; a row per prompt.
+
+    ``logits`` [rows, V]: the verifier's after each prompt, from which its first token is drawn. ``play`` drafts and
+    verifies for the rows that go on, and takes back in every session what does not stand.
+    """
+    rows = [Continuation(i, list(map(int, prompt.tokens)), options) for i, prompt in enumerate(prompts)]
     for row, p in zip(rows, distribution(logits, options.temperature), strict=True):
         row.take(drawn(p, row.rng))
+    alive = _unfinished(rows, seats)
+    while alive:
+        play(alive)
+        alive = _unfinished(alive, seats)
     return rows
 
 
-def unfinished(rows: Sequence[Row], *seats: Seat) -> list[Row]:
+def _unfinished(rows: Sequence[Continuation], seats: Sequence[Seat]) -> list[Continuation]:
     """The rows that go on; finished ones are dropped from every session."""
     finished = [i for i, row in enumerate(rows) if row.reason is not None]
     if finished and len(finished) < len(rows):
@@ -225,13 +234,13 @@ def unfinished(rows: Sequence[Row], *seats: Seat) -> list[Row]:
     return [row for row in rows if row.reason is None]
 
 
-def standing(rows: Sequence[Row]) -> Ints:
+def standing(rows: Sequence[Continuation]) -> Ints:
     """int64 [rows] tokens that a model may hold of each: all but the last, which the next round feeds first."""
     return np.array([len(row.tokens) - 1 for row in rows], dtype=np.int64)
 
 
 def speculated(
-    rows: Sequence[Row], log: Log, work: dict[int, Work] | None, opening_work: dict[int, Work] | None
+    rows: Sequence[Continuation], log: Log, work: dict[int, Work] | None, opening_work: dict[int, Work] | None
 ) -> Speculated:
     """The result of rows that have all finished."""
     return Speculated(
@@ -248,12 +257,12 @@ def speculated(
     )
 
 
-def _drafts(rows: Sequence[Row]) -> Drafts:
-    judged = [(row.number, one) for row in rows for one in row.judged]
+def _drafts(rows: Sequence[Continuation]) -> Drafts:
+    known = [(row.number, drafted, verdict) for row in rows for drafted, verdict in row.verdicts]
     return Drafts(
-        sequence=np.array([number for number, _ in judged], dtype=np.int64),
-        position=np.array([one.position for _, one in judged], dtype=np.int64),
-        token=np.array([one.token for _, one in judged], dtype=np.int64),
-        entropy_bits=np.array([one.entropy_bits for _, one in judged], dtype=np.float64),
-        verdict=np.array([one.verdict for _, one in judged], dtype=np.int64),
+        sequence=np.array([number for number, _, _ in known], dtype=np.int64),
+        position=np.array([drafted.position for _, drafted, _ in known], dtype=np.int64),
+        token=np.array([drafted.token for _, drafted, _ in known], dtype=np.int64),
+        entropy_bits=np.array([drafted.entropy_bits for _, drafted, _ in known], dtype=np.float64),
+        verdict=np.array([verdict for _, _, verdict in known], dtype=np.int64),
     )

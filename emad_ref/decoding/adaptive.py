@@ -8,8 +8,8 @@
       emit from the head at D_t
 
 Symbols: ``depth`` is D_t, ``cap`` is D_{t-1} or what else the schedule allows, ``signal`` is Ĥ. A row that stops leaves
-the batch for the layers above; what the cache is owed there is settled by ``decoding.repair``: nothing under a schedule
-that never rises.
+the batch for the layers above; what the cache is owed there is settled by its schedule's flow (``schedule.flow``):
+nothing under a schedule that never rises.
 
 The readout at a full-softmax probe doubles as the output distribution of a row that stops there: it is never computed
 twice. Any other estimator reads first and pays a full head at the exit.
@@ -18,6 +18,7 @@ This module knows no prompts, no sampling and no clock. It counts what it runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,22 +26,43 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from emad_ref.decoding.repair import Owed, flow_of
-from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Frame, Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
+from emad_ref.protocol import Step
 from emad_ref.readout.watch import watch_of
-from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints
+from emad_ref.schedule.flow import Start, Store, rows_of
+from emad_ref.schedule.table import schedule_of
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """``logits`` [rows, last, V] on the device; ``depth`` int64 [rows]; ``signal`` float64 [rows, probes], NaN unread.
+@dataclass(frozen=True, eq=False)  # holds what changes from step to step: a feed is itself, not its values
+class Feed:
+    """What one step processes, what it meets, and what each of its rows may do.
 
-    ``last``: tokens at the end of each row whose logits were asked for. ``cap`` int64 [rows]: the largest depth each
-    row was allowed.
+    ``tokens`` int64 [rows, n] on the device; ``frame`` theirs; ``store`` what the session keeps between steps.
+    ``cap`` int64 [rows]: the largest depth each row may take. ``asked`` bool [rows]: the rule is asked about the row;
+    else it takes its cap, and no probe is read.
+    ``decided`` int64 [rows]: index of each row's first token among its decided ones, for thresholds that decay.
+    ``last``: tokens at the end of each row whose logits are wanted, 0…n; of the others only probes are read.
+    """
+
+    tokens: Tensor
+    frame: Frame
+    store: Store
+    cap: Ints
+    asked: Bools
+    decided: Ints
+    last: int
+
+
+@dataclass(frozen=True, eq=False)  # holds arrays: an arrival is itself, not its values
+class Arrival:
+    """Where the tokens of one feed came to, still on the device: what every way of running them gives.
+
+    ``logits`` [rows, last, V], each at its token's depth; ``depth`` int64 [rows, n]; ``signal`` float64 [rows, n, P] as
+    compared, NaN unread. ``cap`` int64 [rows]: the largest depth each row's first token was allowed.
     """
 
     logits: Tensor
@@ -48,61 +70,37 @@ class Outcome:
     signal: Floats
     cap: Ints
 
+    def step(self) -> Step:
+        """The protocol's view, in NumPy."""
+        return Step(self.logits.double().cpu().numpy(), self.depth, self.signal)
 
-class Step:
-    """Everything a step needs that does not change from token to token."""
+
+def joined(arrivals: Sequence[Arrival]) -> Arrival:
+    """Feeds of the same rows, one after the other, as one."""
+    logits = torch.cat([one.logits for one in arrivals], dim=1)
+    depth, signal = (np.concatenate([getattr(one, name) for one in arrivals], axis=1) for name in ("depth", "signal"))
+    return Arrival(logits, depth, signal, arrivals[0].cap)
+
+
+class Walker:
+    """Takes feeds up the layers: everything a step needs that does not change from token to token."""
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
-        self.stepper, self.point = stepper, point
+        self.stepper, self.point, self.schedule = stepper, point, schedule_of(point)
         self.watch = watch_of(stepper, point)
         self.column = {probe: i for i, probe in enumerate(point.probes)}
 
-    def decide(
-        self,
-        tokens: Tensor,
-        frame: Frame,
-        cache: Cache,
-        cap: Ints,
-        work: Work,
-        owed: Owed,
-        held: Bools | None = None,
-        decided: Ints | None = None,
-        last: int = 1,
-    ) -> Outcome:
-        """Process one token per row, int64 [rows, 1]; the rule chooses depths up to ``cap`` [rows].
-
-        ``owed``: what earlier tokens of the session left undone. ``held`` [rows]: rows that take their cap unasked.
-        ``decided`` [rows]: index of each token among the decided ones of its row, for thresholds that decay.
-        ``last`` 0: nobody asks for the logits; only probes read.
-        """
-        asked = np.ones(len(cap), dtype=bool) if held is None else ~held
-        return self._run(tokens, frame, cache, cap, work, owed, asked, last, decided)
-
-    def obey(
-        self, tokens: Tensor, frame: Frame, cache: Cache, depth: Ints, work: Work, owed: Owed, last: int
-    ) -> Outcome:
-        """Process ``tokens`` int64 [rows, n] at the given ``depth`` [rows]; read the ``last`` of them and no probe."""
-        return self._run(tokens, frame, cache, depth, work, owed, np.zeros(len(depth), dtype=bool), last)
-
-    def _run(
-        self,
-        tokens: Tensor,
-        frame: Frame,
-        cache: Cache,
-        cap: Ints,
-        work: Work,
-        owed: Owed,
-        asked: Bools,
-        last: int,
-        decided: Ints | None = None,
-    ) -> Outcome:
-        rows, queries = tokens.shape
-        allowed, cap, depth = cap, cap.copy(), np.zeros(rows, dtype=np.int64)
-        signal = np.full((rows, len(self.column)), np.nan)
+    def walk(self, feed: Feed) -> Arrival:
+        """Process one token per row at depths of the rule's choosing; several where no row is asked about."""
+        (rows, queries), asked, last, work = feed.tokens.shape, feed.asked, feed.last, feed.store.work
+        cap, depth = feed.cap.copy(), np.zeros((rows, queries), dtype=np.int64)
+        signal = np.full((rows, queries, len(self.column)), np.nan)
+        read_at = signal[:, -1]  # a view: a probe reads the row's last token, the only one where it is asked
         logits: Tensor | None = None
         running, at = np.arange(rows), 0  # batch rows that have not stopped
         bins: NDArray[np.intp] | None = None
-        flow = flow_of(self.stepper, self.point, self.stepper.embed(tokens, frame), frame, cache, work, owed)
+        hidden = self.stepper.embed(feed.tokens, feed.frame)
+        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame))
         self.watch.begin()
         while len(running):
             layer = self._next_halt(at, cap[running], asked[running])
@@ -114,23 +112,23 @@ class Step:
             if probe is not None and asked[running].any():
                 read = self.watch.see(hidden[:, -1], probe, work)
                 values = read.signal.double().cpu().numpy()
-                signal[running, probe] = values
+                read_at[running, probe] = values
                 if probe == 0:
-                    bins = self._bins(frame, running, read.logits)
+                    bins = self._bins(feed.frame, running, read.logits)
                 here = None if bins is None else bins[running]
                 may = asked[running]
-                reached = None if decided is None else decided[running]
-                stops = stops | (may & fires(self.point, probe, values.astype(np.float32), here, reached))
+                fired = fires(self.point, probe, values.astype(np.float32), here, feed.decided[running])
+                stops = stops | (may & fired)
                 if self.point.interpolate:
-                    self._plan(cap, running, probe, signal, here, may)
+                    self._plan(cap, running, probe, read_at, here, may)
                 seen = None if read.logits is None else read.logits[:, None]
             if not stops.any():
                 continue
             stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
             if seen is None:
-                z = self.watch.emit(_rows(hidden, stopped)[:, queries - last :], layer, work)
+                z = self.watch.emit(rows_of(hidden, stopped)[:, queries - last :], layer, work)
             else:
-                z = _rows(seen, stopped)[:, 1 - last :]
+                z = rows_of(seen, stopped)[:, 1 - last :]
             depth[running[stopped]] = layer
             if len(z) == rows:
                 logits = z
@@ -143,7 +141,7 @@ class Step:
                 self.watch.keep(torch.from_numpy(going).to(hidden.device))
         assert logits is not None, "some row stops at some layer"
         flow.finish()
-        return Outcome(logits, depth, signal, allowed)
+        return Arrival(logits, depth, signal, feed.cap)
 
     def _next_halt(self, at: int, cap: Ints, asked: Bools) -> int:
         """The next layer after which some running row may stop: its cap, or a probe where one is asked."""
@@ -179,7 +177,3 @@ class Step:
         planned = planned_exits(self.point, probe, before, here, bins)
         chosen = may & (planned > 0)
         cap[running[chosen]] = np.minimum(cap[running[chosen]], planned[chosen])
-
-
-def _rows(tensor: Tensor, rows: Ints) -> Tensor:
-    return tensor if len(rows) == len(tensor) else tensor[torch.from_numpy(rows).to(tensor.device)]

@@ -12,64 +12,33 @@ is padded on the right to the longest, and the padding is counted, because it is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
-from torch import Tensor
 
-from emad_ref.decoding.repair import count_blocks
-from emad_ref.models.cache import Cache
-from emad_ref.models.stepper import Stepper
+from emad_ref.decoding.adaptive import Arrival, Feed, Walker
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import fires
-from emad_ref.readout.watch import Watch
-from emad_ref.record import Floats, Ints, Work
-
-
-@dataclass(frozen=True)
-class Decided:
-    """``logits`` [rows, last, V], each at its token's depth; ``depth`` [rows, n]; ``signal`` [rows, n, P]."""
-
-    logits: Tensor
-    depth: Ints
-    signal: Floats
+from emad_ref.schedule.flow import count_blocks
+from emad_ref.schedule.table import schedule_of
 
 
 def decides_chunks(point: OperatingPoint) -> bool:
-    """Whether a chunk's depths can be read off in one pass: the monotone rule with one bin, exits at probes only."""
-    return (
-        point.schedule == "monotone"
-        and point.bins.count == 1
-        and not point.interpolate
-        and point.estimator.kind == "full"
-    )
+    """Whether a chunk's depths can be read off in one pass: by prefix, with one bin, and exits at probes only."""
+    whole = point.bins.count == 1 and not point.interpolate and point.estimator.kind == "full"
+    return whole and schedule_of(point).by_prefix
 
 
-def decide_chunk(
-    stepper: Stepper,
-    point: OperatingPoint,
-    watch: Watch,
-    tokens: Tensor,
-    start: Ints,
-    cache: Cache,
-    cap: Ints,
-    work: Work,
-    last: int,
-) -> Decided:
-    """Process ``tokens`` int64 [rows, n], whose first positions are ``start`` [rows], from ``cap`` [rows] down.
-
-    Logits are those of the ``last`` tokens; of the others only probes are read.
-    """
-    rows, queries = tokens.shape
+def decide_chunk(walker: Walker, feed: Feed) -> Arrival:
+    """Process several tokens per row, from each row's cap down; the rule is asked about all of them."""
+    stepper, point, watch, column = walker.stepper, walker.point, walker.watch, walker.column
+    frame, cap, last, cache, work = feed.frame, feed.cap, feed.last, feed.store.cache, feed.store.work
+    rows, queries = feed.tokens.shape
     depth = np.zeros((rows, queries), dtype=np.int64)
     signal = np.full((rows, queries, len(point.probes)), np.nan)
-    column = {probe: i for i, probe in enumerate(point.probes)}
     left = np.full(rows, queries)  # length of each row's running prefix
     running = np.arange(rows)
-    positions = start[:, None] + np.arange(queries)
-    frame = stepper.frame(positions, cache)
-    hidden, at, logits = stepper.embed(tokens, frame), 0, None
+    positions = np.array(frame.starts)[:, None] + np.arange(queries)
+    hidden, at, logits = stepper.embed(feed.tokens, frame), 0, None
     watch.begin()
     while len(running):
         lowest = int(cap[running].min())
@@ -109,4 +78,4 @@ def decide_chunk(
             hidden = hidden[torch.from_numpy(going).to(hidden.device), :widest]
             frame = stepper.frame(positions[running, :widest], cache, rows=running, lengths=left[running])
     assert logits is not None, "every token stops at its cap at the latest"
-    return Decided(logits, depth, signal)
+    return Arrival(logits, depth, signal, cap)

@@ -16,15 +16,15 @@ from emad_ref.record import Floats, Ints, Work
 
 
 @dataclass(frozen=True)
-class Forced:
-    """One text. ``depth`` int64 and ``nll_nats`` float64 [decided positions]; ``work`` None if uncounted."""
+class ForcedText:
+    """One text, fed. ``depth`` int64 and ``nll_nats`` float64 [decided positions]; ``work`` None if uncounted."""
 
     depth: Ints
     nll_nats: Floats
     work: Work | None
 
 
-def teacher_forced(decoder: Decoder, sequence: TokenSequence) -> Forced:
+def teacher_forced(decoder: Decoder, sequence: TokenSequence) -> ForcedText:
     """Feed ``sequence`` token by token from its first decided position on; the last token is only predicted."""
     first, tokens = sequence.adaptive_from + 1, sequence.tokens
     session, step = decoder.start([Prompt(tokens[:first])])
@@ -32,7 +32,8 @@ def teacher_forced(decoder: Decoder, sequence: TokenSequence) -> Forced:
     work = session.work
     session.close()
     depth = np.array([int(each.depth[0, 0]) for each in steps])
-    return Forced(depth, np.array([_nll(each, int(at)) for each, at in zip(steps, tokens[first:], strict=True)]), work)
+    nll_nats = np.array([_nll(each, int(at)) for each, at in zip(steps, tokens[first:], strict=True)])
+    return ForcedText(depth, nll_nats, work)
 
 
 def _nll(step: Step, target: int) -> float:

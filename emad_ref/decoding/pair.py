@@ -26,7 +26,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.readout.signals import entropy_nats, require_finite
 from emad_ref.record import Floats, Ints, Tokens, Work
-from emad_ref.schedule.admission import admission
+from emad_ref.schedule.table import schedule_of
 
 if TYPE_CHECKING:
     from emad_ref.models.loading import Loaded
@@ -46,7 +46,7 @@ class Partner:
     @property
     def undecided(self) -> bool:
         """Whether depth is left to the point's rule or schedule; else every token runs to the ceiling."""
-        return self.point.adaptive or self.point.schedule == "positional"
+        return self.point.adaptive or schedule_of(self.point).ruleless
 
     def feed_depth(self, shape: tuple[int, ...]) -> Ints | None:
         """Depths to force on a feed of this shape: the ceiling where nothing else can come out, so that a chunk is one
@@ -150,7 +150,7 @@ class Seat:
         head: int, last: int,
     ):  # fmt: skip
         self.partner, self.model, self.sequences = partner, model, list(sequences)
-        self._log, probes = log, len(partner.point.probes)
+        self._log, self._schedule, probes = log, schedule_of(partner.point), len(partner.point.probes)
         self.session, step = partner.decoder.start(prompts)
         self.opening_work = self.work
         self._before = [len(prompt.tokens) - 1 for prompt in prompts]
@@ -235,7 +235,7 @@ class Seat:
     def _extend(self, row: int, depth: int) -> int:
         """Lengthen a row's trail by one token; the cap it had."""
         trail = self._trail[row]
-        cap = admission(self.partner.point, trail, self._before[row], len(trail)).cap
+        cap = self._schedule.admit(self.partner.point, trail, self._before[row], len(trail)).cap
         trail.append(depth)
         return cap
 

@@ -6,7 +6,7 @@
 
 Symbols: ``exit_layer`` is e. One session, one cache: K and V below the exit, and the states there, are written by the
 draft and reused by the verification, so no token runs a layer twice. The point is one of schedule ``free_deferred``,
-under which a token that stopped early keeps its state (``decoding.repair``) and ``Session.deepen`` takes it up.
+under which a token that stopped early keeps its state (``schedule.free``) and ``Session.deepen`` takes it up.
 
 What is promised: the model's own output at the point's ceiling, whatever e is; e and k change the cost only. In the
 record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept once it went on, and as
@@ -27,7 +27,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Options, Row, Speculated, opened, speculated, standing, unfinished
+from emad_ref.decoding.acceptance import Continuation, Options, Speculated, speculated, speculating, standing
 from emad_ref.decoding.pair import Log, Partner, Seat, require_prompts
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
@@ -64,21 +64,17 @@ def self_speculate(
             refuses.
         NotFinite: logits hold NaN or +inf.
     """
-    options = Options(max_new, k, stop, temperature, gate_bits)
+    options = Options(max_new, k, stop, temperature, seed, gate_bits)
     require_prompts(prompts)
     _require_drafting(model, exit_layer)
     log = Log()
     with closing(Seat(model, MODEL, log, range(len(prompts)), prompts, PROMPT, DECODE)) as seat:
-        rows = opened(prompts, seat.logits, options, seed)
-        alive = unfinished(rows, seat)
-        while alive:
-            _round(alive, seat, exit_layer)
-            alive = unfinished(alive, seat)
+        rows = speculating(prompts, seat.logits, options, (seat,), lambda alive: _round(alive, seat, exit_layer))
         work, opening = seat.work, seat.opening_work
     return speculated(rows, log, None if work is None else {MODEL: work}, None if opening is None else {MODEL: opening})
 
 
-def _round(rows: Sequence[Row], seat: Seat, exit_layer: int) -> None:
+def _round(rows: Sequence[Continuation], seat: Seat, exit_layer: int) -> None:
     """Draft, go on, take back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
     width, before = max(row.width for row in rows), seat.length
     for at in range(width + 1):
@@ -89,7 +85,7 @@ def _round(rows: Sequence[Row], seat: Seat, exit_layer: int) -> None:
             if at < row.width:
                 row.propose(z[-1])
     for row, logits in zip(rows, seat.deepen(before, VERIFY), strict=True):
-        row.judge(logits)
+        row.verify(logits)
     seat.keep(standing(rows))
 
 

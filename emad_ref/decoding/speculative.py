@@ -21,7 +21,7 @@ from contextlib import closing
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Options, Row, Speculated, opened, speculated, standing, unfinished
+from emad_ref.decoding.acceptance import Continuation, Options, Speculated, speculated, speculating, standing
 from emad_ref.decoding.pair import Log, Partner, Seat, by_model, require_one_vocabulary, require_prompts
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
@@ -53,7 +53,7 @@ def speculate(
             what the decoders refuse.
         NotFinite: logits hold NaN or +inf.
     """
-    options = Options(max_new, k, stop, temperature, gate_bits)
+    options = Options(max_new, k, stop, temperature, seed, gate_bits)
     require_prompts(prompts)
     log, numbers = Log(), range(len(prompts))
     with (
@@ -61,29 +61,25 @@ def speculate(
         closing(Seat(draft, DRAFTER, log, numbers, prompts, PROMPT, DRAFT)) as small,
     ):
         require_one_vocabulary(small.logits, large.logits)
-        rows = opened(prompts, large.logits, options, seed)
-        alive = unfinished(rows, small, large)
-        while alive:
-            _round(alive, small, large)
-            alive = unfinished(alive, small, large)
+        rows = speculating(prompts, large.logits, options, (small, large), lambda alive: _round(alive, small, large))
         work, opening = by_model(small.work, large.work), by_model(small.opening_work, large.opening_work)
     return speculated(rows, log, work, opening)
 
 
-def _round(rows: Sequence[Row], small: Seat, large: Seat) -> None:
+def _round(rows: Sequence[Continuation], small: Seat, large: Seat) -> None:
     """Draft, verify, take back: afterwards the verifier holds all tokens of each row but the last."""
     width = max(row.width for row in rows)
     if width > 0:
         _propose(rows, small, width)
     chunk = np.array([row.padded(width) for row in rows], dtype=np.int64)
     for row, logits in zip(rows, large.feed(chunk, [VERIFY] * (width + 1)), strict=True):
-        row.judge(logits)
+        row.verify(logits)
     kept = standing(rows)
     large.keep(kept)
     small.rollback(np.minimum(small.length, kept))
 
 
-def _propose(rows: Sequence[Row], small: Seat, width: int) -> None:
+def _propose(rows: Sequence[Continuation], small: Seat, width: int) -> None:
     """Let the draft read what it has not seen, then propose up to ``width`` tokens per row.
 
     Where all drafts of a row were accepted, it has not seen the last of them. A feed takes as many tokens of every

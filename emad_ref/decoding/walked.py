@@ -15,27 +15,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.decoding.adaptive import Outcome
-from emad_ref.decoding.adaptive import Step as DecodingStep
+from emad_ref.decoding.adaptive import Arrival, Feed, Walker, joined
 from emad_ref.decoding.chunk import decide_chunk, decides_chunks
-from emad_ref.decoding.repair import Owed, count_blocks, settle
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import SCHEDULES, OperatingPoint
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.readout.signals import require_finite
 from emad_ref.record import DECODE, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
-from emad_ref.schedule.admission import Admission, admission
+from emad_ref.schedule.flow import Owed, Store, count_blocks
+from emad_ref.schedule.free import settle
+from emad_ref.schedule.interface import Admission
+from emad_ref.schedule.table import SCHEDULES, schedule_of
 
 FULL = READOUTS.index("full")
-NEVER_RISING = ("monotone", "positional")  # schedules under which K/V above the cap are never asked for again
-DEEPENED = "free_deferred"  # keeps the states of tokens that stopped; chunked too, but fixes the depths they may take
-WHY = {
-    "monotone": "under the monotone schedule depth never rises again within a sequence",
-    "positional": "under the positional schedule the place of a token decides its depth",
-    "chunked": "under the chunked schedule a chunk keeps the depth of its first token",
-} | dict.fromkeys(("free_eager", "free_deferred", "copying"), "no layer lies outside the model or above the ceiling")
 
 
 class Closed(EmadError):
@@ -45,13 +39,12 @@ class Closed(EmadError):
 class WalkedSession:
     """Rows of one batch. Layers and depths count from 1; every array argument is [rows] or [rows, n]."""
 
-    def __init__(self, stepper: Stepper, step: DecodingStep, prompts: Sequence[Prompt], capacity: int):
-        self._stepper, self._step, self._point = stepper, step, step.point
-        self._cache = stepper.open([prompt.source for prompt in prompts], capacity)
-        self._work = Work.none(stepper.layers)
+    def __init__(self, walker: Walker, prompts: Sequence[Prompt], capacity: int):
+        self._walker, self._stepper, self._point, self._schedule = walker, walker.stepper, walker.point, walker.schedule
+        cache = self._stepper.open([prompt.source for prompt in prompts], capacity)
+        self._store = Store(self._stepper, cache, Owed(len(prompts)), Work.none(self._stepper.layers))
         self._trail: list[list[int]] = [[] for _ in prompts]
         self._prompt = [len(prompt.tokens) - 1 for prompt in prompts]  # positions before the first decided one
-        self._owed = Owed(len(prompts))
         self._committed = np.zeros(len(prompts), dtype=np.int64)
         self._open = True
 
@@ -67,7 +60,7 @@ class WalkedSession:
 
     @property
     def work(self) -> Work:
-        return self._work + self._cache.source_work()
+        return self._store.work + self._store.cache.source_work()
 
     @torch.inference_mode()
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
@@ -78,31 +71,27 @@ class WalkedSession:
         wanted = n if last is None else _checked_last(last, n)
         ids = torch.from_numpy(tokens).to(self._stepper.device)
         if forced is not None and (forced == forced[:, :1]).all():
-            return self._as_step(self.advance(ids, forced, wanted), n)
-        if forced is None and n > 1 and decides_chunks(self._point):
-            return self._decide_chunk(ids, wanted)
+            return self.advance(ids, forced, wanted).step()
+        if forced is None and decides_chunks(self._point):
+            return self.advance(ids, None, wanted).step()
         columns = [
-            self._as_step(
-                self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - wanted)), 1
-            )
+            self.advance(ids[:, [i]], None if forced is None else forced[:, [i]], int(i >= n - wanted))
             for i in range(n)
         ]
-        return Step(
-            *(np.concatenate([getattr(c, name) for c in columns], axis=1) for name in ("logits", "depth", "signal"))
-        )
+        return joined(columns).step()
 
     @torch.inference_mode()
     def deepen(self, length: Ints) -> Step:
         self._require_open()
         length, ceiling = self._checked_shallow(length), self._point.ceiling
-        states = settle(self._stepper, ceiling, length, self.length, self._cache, self._work, self._owed)
-        logits = self._step.watch.emit(states, ceiling, self._work)
+        states = settle(self._store, ceiling, length, self.length)
+        logits = self._walker.watch.emit(states, ceiling, self._store.work)
         require_finite(logits.amax(dim=-1), "at the ceiling")
         rows, n = logits.shape[:2]
         for trail, first in zip(self._trail, length.tolist(), strict=True):
             trail[first:] = [ceiling] * n
-        unread = np.full((rows, n, len(self._point.probes)), np.nan)
-        return Step(logits.double().cpu().numpy(), np.full((rows, n), ceiling), unread)
+        depth, unread = np.full((rows, n), ceiling), np.full((rows, n, len(self._point.probes)), np.nan)
+        return Arrival(logits, depth, unread, depth[:, 0]).step()
 
     def rollback(self, length: Ints) -> None:
         self._require_open()
@@ -110,15 +99,15 @@ class WalkedSession:
         for row, kept in enumerate(length.tolist()):
             del self._trail[row][kept:]
             self._prompt[row] = min(self._prompt[row], kept)  # what follows a shortened prompt is decided
-        self._cache.truncate(length)
-        self._owed.truncate(length)
+        self._store.cache.truncate(length)
+        self._store.owed.truncate(length)
 
     def commit(self, length: Ints) -> None:
         self._require_open()
         length = self._checked_length(length, "commit")
         self._committed = length
-        if self._point.schedule in NEVER_RISING:
-            self._cache.free(np.array([admitted.cap for admitted in self._admissions(length)]))
+        if self._schedule.never_rises:
+            self._store.cache.free(np.array([admitted.cap for admitted in self._admissions(length)]))
 
     def drop(self, rows: Ints) -> None:
         self._require_open()
@@ -130,19 +119,20 @@ class WalkedSession:
                 f"some, not all, of rows 0–{len(self._trail) - 1}",
                 "close() ends the whole session",
             )
-        self._cache.drop(np.array(sorted(gone), dtype=np.int64))
+        self._store.cache.drop(np.array(sorted(gone), dtype=np.int64))
         kept = [row for row in range(len(self._trail)) if row not in gone]
         self._trail, self._prompt = [self._trail[row] for row in kept], [self._prompt[row] for row in kept]
         self._committed = self._committed[kept]
-        self._owed.drop(kept)
+        self._store.owed.drop(kept)
 
     def close(self) -> None:
-        self._open, self._work = False, self.work
-        self._cache = self._stepper.new_cache(1, 1)  # buffers are made at the first write: this one holds none
+        # buffers are made at the first write: this cache holds none
+        empty, owed = self._stepper.new_cache(1, 1), Owed(1)
+        self._open, self._store = False, replace(self._store, cache=empty, owed=owed, work=self.work)
 
     # ------------------------------------------------------------ used by the timed path
 
-    def prefill(self, prompts: Sequence[Prompt]) -> Outcome:
+    def prefill(self, prompts: Sequence[Prompt]) -> Arrival:
         """Prompts but their last positions in one forward at the ceiling, then the last positions as a first step."""
         heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]
         lengths = np.array([len(head) for head in heads])
@@ -151,17 +141,7 @@ class WalkedSession:
         last = torch.tensor([[int(prompt.tokens[-1])] for prompt in prompts], device=self._stepper.device)
         return self.advance(last, None)
 
-    def _decide_chunk(self, ids: Tensor, last: int) -> Step:
-        """Several tokens per row at depths of the rule's choosing, in one pass."""
-        decided = decide_chunk(
-            self._stepper, self._point, self._step.watch, ids, self.length, self._cache, self.cap, self._work, last
-        )
-        require_finite(decided.logits.amax(dim=-1), "at the depth of emission")
-        for trail, depths in zip(self._trail, decided.depth.tolist(), strict=True):
-            trail.extend(depths)
-        return Step(decided.logits.double().cpu().numpy(), decided.depth, decided.signal)
-
-    def prefill_whole(self, prompts: Sequence[Prompt]) -> Outcome:
+    def prefill_whole(self, prompts: Sequence[Prompt]) -> Arrival:
         """Whole prompts in one forward: all there is to do where nothing can exit below the ceiling."""
         lengths = np.array([len(prompt.tokens) for prompt in prompts])
         hidden = self._run_prompts([np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts], lengths)
@@ -169,36 +149,37 @@ class WalkedSession:
         logits = self._stepper.logits(hidden[torch.arange(len(prompts), device=hidden.device), last])
         require_finite(logits.amax(dim=-1), "at the depth of emission")
         ceiling = self._point.ceiling
-        self._work.readout_rows[FULL, ceiling - 1] += len(prompts)
-        depth = np.full(len(prompts), ceiling)
-        return Outcome(logits[:, None], depth, np.empty((len(prompts), 0)), depth)
+        self._store.work.readout_rows[FULL, ceiling - 1] += len(prompts)
+        depth = np.full((len(prompts), 1), ceiling)
+        return Arrival(logits[:, None], depth, np.empty((len(prompts), 1, 0)), depth[:, 0])
 
-    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Outcome:
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
         """Process int64 [rows, n] on the device and lengthen the trails; ``forced`` [rows, n], constant along n.
 
-        ``last``: tokens of which logits are wanted, 0…n.
+        Without ``forced`` n is 1, or the point one that decides a chunk in one pass. ``last``: tokens of which logits
+        are wanted, 0…n.
         """
-        length = self.length
-        positions = length[:, None] + np.arange(ids.shape[1])
-        frame = self._stepper.frame(positions, self._cache)
-        if forced is None:
-            admitted = self._admissions()
-            caps = np.array([a.cap for a in admitted], dtype=np.int64)
-            held = np.array([a.held for a in admitted], dtype=bool)
-            decided = length - np.array(self._prompt)
-            outcome = self._step.decide(ids, frame, self._cache, caps, self._work, self._owed, held, decided, last)
-        else:
-            outcome = self._step.obey(ids, frame, self._cache, forced[:, 0], self._work, self._owed, last)
+        feed = self._feed_of(ids, forced, last)
+        decides = forced is None and ids.shape[1] > 1
+        arrival = decide_chunk(self._walker, feed) if decides else self._walker.walk(feed)
         # without a probe nothing else would see it, and the argmax of NaN is a token like any other
-        require_finite(outcome.logits.amax(dim=-1), "at the depth of emission")
-        for trail, depth in zip(self._trail, outcome.depth.tolist(), strict=True):
-            trail.extend([depth] * ids.shape[1])
-        return outcome
+        require_finite(arrival.logits.amax(dim=-1), "at the depth of emission")
+        for trail, depths in zip(self._trail, arrival.depth.tolist(), strict=True):
+            trail.extend(depths)
+        return arrival
 
     # ------------------------------------------------------------ private
 
-    def _as_step(self, outcome: Outcome, queries: int) -> Step:
-        return as_step(outcome, queries, len(self._point.probes))
+    def _feed_of(self, ids: Tensor, forced: Ints | None, last: int) -> Feed:
+        length, cache = self.length, self._store.cache
+        frame = self._stepper.frame(length[:, None] + np.arange(ids.shape[1]), cache)
+        if forced is None:
+            admitted = self._admissions()
+            cap = np.array([one.cap for one in admitted], dtype=np.int64)
+            asked = np.array([not one.held for one in admitted], dtype=bool)
+        else:
+            cap, asked = forced[:, 0], np.zeros(len(forced), dtype=bool)
+        return Feed(ids, frame, self._store, cap, asked, length - np.array(self._prompt), last)
 
     def _run_prompts(self, heads: Sequence[Ints], lengths: Ints) -> Tensor:
         """Hidden states at the ceiling of ``heads``, padded on the right: [rows that have one, longest, D]."""
@@ -208,11 +189,11 @@ class WalkedSession:
         for i, row in enumerate(rows):
             tokens[i, : lengths[row]] = heads[int(row)]
         positions = np.broadcast_to(np.arange(widest), tokens.shape)
-        frame = self._stepper.frame(positions, self._cache, rows=rows, lengths=lengths[rows])
+        frame = self._stepper.frame(positions, self._store.cache, rows=rows, lengths=lengths[rows])
         ceiling = self._point.ceiling
         hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), frame)
-        hidden = self._stepper.run(hidden, 0, ceiling, frame, self._cache)
-        count_blocks(self._work, 0, ceiling, len(rows), widest, frame.keys)
+        hidden = self._stepper.run(hidden, 0, ceiling, frame, self._store.cache)
+        count_blocks(self._store.work, 0, ceiling, len(rows), widest, frame.keys)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden
@@ -221,7 +202,7 @@ class WalkedSession:
         """What the schedule allows the next token of each row, after ``length`` [rows] tokens (all by default)."""
         kept = self.length if length is None else length
         return [
-            admission(self._point, trail, prompt, n)
+            self._schedule.admit(self._point, trail, prompt, n)
             for trail, prompt, n in zip(self._trail, self._prompt, kept.tolist(), strict=True)
         ]
 
@@ -244,21 +225,22 @@ class WalkedSession:
         for row, wanted in enumerate(depth.tolist()):
             trail = list(self._trail[row])
             for i, one in enumerate(wanted):
-                admitted = admission(self._point, trail, self._prompt[row], len(trail))
+                admitted = self._schedule.admit(self._point, trail, self._prompt[row], len(trail))
                 if one != admitted.cap and (admitted.held or not 1 <= one < admitted.cap):
                     admits = admitted.cap if admitted.held else f"1–{admitted.cap}"
                     raise InadmissibleDepth(
-                        f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {WHY[self._point.schedule]}"
+                        f"depth[{row}, {i}]={one}, but row {row} admits {admits} here; {self._schedule.why}"
                     )
                 trail.append(one)
         return depth
 
     def _checked_shallow(self, length: Ints) -> Ints:
         """``length`` [rows] from which on every token stopped early, as many of them in each row."""
-        if self._point.schedule != DEEPENED:
+        if not self._schedule.deepens:
+            able = ", ".join(name for name, schedule in SCHEDULES.items() if schedule.deepens)
             raise Unsupported(
-                f"deepen under schedule={self._point.schedule!r}, but only {DEEPENED} keeps the states of tokens that "
-                f"stopped early and lets them rise; open the decoder at a point with schedule={DEEPENED!r}"
+                f"deepen under schedule={self._point.schedule!r}, but only {able} keeps the states of tokens that "
+                f"stopped early and lets them rise; open the decoder at a point with schedule={able!r}"
             )
         length, held = as_integers("length", length), self.length
         if length.shape != held.shape or (length < 0).any() or len({*(held - length).tolist()}) > 1:
@@ -325,16 +307,15 @@ class WalkedDecoder:
             raise BadArgument("point.layers", point.layers, f"{stepper.layers}, the layers of this model")
         self.stepper, self.point = stepper, point
         self.seed, self.max_rows, self.temperature = seed, max_rows, temperature
-        self._step = DecodingStep(stepper, point)
+        self._walker = Walker(stepper, point)
         self.capabilities = Capabilities(
-            max_feed=64, schedules=frozenset(SCHEDULES), deepens=point.schedule == DEEPENED
+            max_feed=64, schedules=frozenset(SCHEDULES), deepens=schedule_of(point).deepens
         )
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Prompt]) -> tuple[WalkedSession, Step]:
         session = self._open(prompts, capacity=256)
-        outcome = session.prefill(prompts)
-        return session, as_step(outcome, 1, len(self.point.probes))
+        return session, session.prefill(prompts).step()
 
     @torch.inference_mode()
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
@@ -345,11 +326,11 @@ class WalkedDecoder:
                 than the model has.
             NotFinite: logits hold NaN or +inf.
         """
-        session, outcome = self.begin(prompts, max_new)
-        return self._decode(session, outcome, prompts, max_new, stop)
+        session, arrival = self.begin(prompts, max_new)
+        return self._decode(session, arrival, prompts, max_new, stop)
 
     @torch.inference_mode()
-    def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[WalkedSession, Outcome]:
+    def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[WalkedSession, Arrival]:
         """A session with room for ``max_new`` tokens, and what follows each prompt, its logits still on the device.
 
         For loops that choose and stop by themselves and ``advance`` the session. Raises as ``generate``.
@@ -382,10 +363,10 @@ class WalkedDecoder:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
             require_vocabulary(tokens, self.stepper.vocabulary)
         require_room(max(len(p.tokens) for p in prompts), self.stepper)
-        return WalkedSession(self.stepper, self._step, prompts, capacity)
+        return WalkedSession(self._walker, prompts, capacity)
 
     def _decode(
-        self, session: WalkedSession, outcome: Outcome, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+        self, session: WalkedSession, arrival: Arrival, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
     ) -> Record:
         log, sampler = _Log(), Sampler(len(prompts), self.temperature, self.seed)
         probes, ceiling = len(self.point.probes), self.point.ceiling
@@ -397,10 +378,10 @@ class WalkedDecoder:
         reasons: list[StopReason] = ["length"] * len(prompts)
         alive = list(range(len(prompts)))
         while True:
-            picked = sampler.pick(outcome.logits[:, -1], alive)
+            picked, depths = sampler.pick(arrival.logits[:, -1], alive), arrival.depth[:, -1].tolist()
             finished = []
-            for i, (row, token, depth) in enumerate(zip(alive, picked.tolist(), outcome.depth.tolist(), strict=True)):
-                log.decoded(row, position[row], fed[row], depth, int(outcome.cap[i]), outcome.signal[i])
+            for i, (row, token, depth) in enumerate(zip(alive, picked.tolist(), depths, strict=True)):
+                log.decoded(row, position[row], fed[row], depth, int(arrival.cap[i]), arrival.signal[i, -1])
                 emitted[row].append(token)
                 fed[row], position[row] = token, position[row] + 1
                 if token in stop:
@@ -415,7 +396,7 @@ class WalkedDecoder:
                 keep = [i for i in range(len(alive)) if i not in set(finished)]
                 picked, alive = picked[keep], [alive[i] for i in keep]
             session.commit(session.length)
-            outcome = session.advance(picked[:, None], None)
+            arrival = session.advance(picked[:, None], None)
         prompt_work = self._prompt_work(prompts)
         return Record(
             tokens=log.tokens(),
@@ -450,17 +431,6 @@ class WalkedDecoder:
             encoder_tokens=len(prompts) * width,
             encoder_context=len(prompts) * width**2,
         )
-
-
-def as_step(outcome: Outcome, queries: int, probes: int) -> Step:
-    """The protocol's NumPy view of an outcome of ``queries`` tokens; the signal of a chunk stands at its last one."""
-    signal = np.full((len(outcome.depth), queries, probes), np.nan)
-    signal[:, -1] = outcome.signal
-    return Step(
-        logits=outcome.logits.double().cpu().numpy(),
-        depth=np.repeat(outcome.depth[:, None], queries, axis=1),
-        signal=signal,
-    )
 
 
 def _checked_last(last: int, n: int) -> int:

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import Confidence, OperatingPoint, Schedule, layers_read
+from emad_ref.point import Confidence, OperatingPoint, ScheduleName, layers_read
 from emad_ref.policy.thresholds import short
 
 PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
@@ -95,7 +95,7 @@ def early_exit(
     threshold: float = 0.9,
     *,
     pruning: str = "none",
-    schedule: Schedule = "copying",
+    schedule: ScheduleName = "copying",
     decay: tuple[float, float] | None = None,
     alpha: float = ALPHA,
     alpha_decay: float | None = None,

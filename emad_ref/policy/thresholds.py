@@ -119,6 +119,14 @@ def fires(
     return fired
 
 
+def first_fires(fired: Bools, probes: Ints, ceiling: int) -> Ints:
+    """[n] smallest probe that fires, ``ceiling`` where none does; ``fired`` [n, probes] with ``probes`` ascending."""
+    if len(probes) == 0:
+        return np.full(len(fired), ceiling, dtype=np.int64)
+    first = np.argmax(fired, axis=1)
+    return np.where(fired.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
+
+
 def planned_exits(
     point: OperatingPoint,
     probe: int,

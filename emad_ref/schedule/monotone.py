@@ -3,28 +3,47 @@
 A token exits at the smallest probe ℓ ≤ D_{t-1} whose rule fires, else at the cap D_{t-1}. Because D never rises
 again, every layer a later token runs holds K and V of all earlier tokens: nothing is ever owed.
 
-Since a fire at a probe above the cap changes nothing, the recursion is a running minimum of first fires.
+Since a fire at a probe above the cap changes nothing, the recursion is a running minimum of first fires. The prompt
+runs at the ceiling, so that is the first token's cap.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+from numpy.typing import NDArray
 
-from emad_ref.record import Bools, Floats, Ints
-
-
-def first_fires(fires: Bools, probes: Ints, ceiling: int) -> Ints:
-    """[n] smallest probe that fires, ``ceiling`` where none does; ``fires`` [n, probes] with ``probes`` ascending."""
-    if len(probes) == 0:
-        return np.full(len(fires), ceiling, dtype=np.int64)
-    first = np.argmax(fires, axis=1)
-    return np.where(fires.any(axis=1), np.asarray(probes, dtype=np.int64)[first], ceiling)
+from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import first_fires
+from emad_ref.record import Floats, Ints
+from emad_ref.schedule.flow import Leave
+from emad_ref.schedule.interface import Admission, Replayable, Schedule, every_token, ran_once
 
 
 def depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
-    """Depths [n] of one sequence that starts at ``ceiling``.
+    """Depths [n] of one sequence that starts at ``ceiling``: the plain form of ``MONOTONE`` in replay.
 
     ``signal`` [n, probes] complete (a probe that is never read in decoding may hold any value, NaN included: NaN
     never fires); ``thresholds`` [probes] or [n, probes].
     """
     return np.minimum.accumulate(first_fires(signal <= thresholds, probes, ceiling))
+
+
+def _admit(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
+    return Admission(trail[length - 1] if length else point.ceiling)
+
+
+def _settle(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
+    np.minimum.accumulate(depth, axis=0, out=depth)
+
+
+MONOTONE = Schedule(
+    name="monotone",
+    admit=_admit,
+    flow=Leave,
+    why="under the monotone schedule depth never rises again within a sequence",
+    replayable=Replayable(_settle, every_token, ran_once),
+    never_rises=True,
+    by_prefix=True,
+)

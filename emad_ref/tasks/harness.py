@@ -54,6 +54,7 @@ from emad_ref.protocol import Decoder, Prompt, Session
 from emad_ref.readout.signals import entropy_nats, require_finite, softmax_response
 from emad_ref.record import Ints
 from emad_ref.replay import argmax_at, replay, sums
+from emad_ref.schedule.table import schedule_of
 from emad_ref.tasks.journal import Journal, digest_of
 
 log = logging.getLogger(__name__)
@@ -96,7 +97,7 @@ class Forced:
 def is_replayable(point: OperatingPoint) -> bool:
     """Whether full readouts of the true states decide ``point``; other signals, estimators, copied states: decoded."""
     recorded = point.signal in READERS and point.estimator == Estimator() and point.confidence is None
-    return recorded and point.schedule != "copying"
+    return recorded and schedule_of(point).replayable is not None
 
 
 def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:
@@ -110,7 +111,7 @@ def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -
 
 def layers_read(point: OperatingPoint) -> tuple[int, ...]:
     """Layers whose readout ``point`` can ask for: probes and ceiling; all, where tokens may stop between probes."""
-    anywhere = point.schedule == "positional" or point.interpolate
+    anywhere = schedule_of(point).ruleless or point.interpolate
     return tuple(range(1, point.ceiling + 1)) if anywhere else (*point.probes, point.ceiling)
 
 
@@ -264,7 +265,7 @@ def by_protocol(decoder: Decoder, prompts: Sequence[Prompt]) -> Begun:
 
 def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -> Begun:
     """With our own, without the protocol's float64 copy of all logits on the host: one integer per row crosses."""
-    session, outcome = decoder.begin(prompts, max_new)
+    session, arrival = decoder.begin(prompts, max_new)
 
     @torch.inference_mode()
     def follow(tokens: list[int]) -> list[int]:
@@ -272,7 +273,7 @@ def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -
         picked: list[int] = session.advance(ids, None).logits[:, -1].argmax(dim=-1).tolist()
         return picked
 
-    return session, outcome.logits[:, -1].argmax(dim=-1).tolist(), follow
+    return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow
 
 
 def until(begun: Begun, max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]) -> list[list[int]]:

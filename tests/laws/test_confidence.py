@@ -22,7 +22,7 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, Schedule, full_depth
+from emad_ref.point import OperatingPoint, ScheduleName, full_depth
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import decayed
 from emad_ref.protocol import Prompt
@@ -177,7 +177,7 @@ def own_states(stepper: Stepper, prompt: Prompt, history: Ints) -> tuple[Floats,
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
-def test_our_decoder_does_what_the_papers_write(stepper: Stepper, named: str, schedule: Schedule) -> None:
+def test_our_decoder_does_what_the_papers_write(stepper: Stepper, named: str, schedule: ScheduleName) -> None:
     point = replace(firing(stepper, RULES[named]), schedule=schedule)
     record, given = generate(stepper, point), prompts(stepper)
     depths = set()

@@ -25,8 +25,9 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.placement import bare
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import SCHEDULES, Estimator, OperatingPoint, full_depth
+from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from emad_ref.schedule.table import SCHEDULES
 from tests.devices import FIRST, SECOND, MixedDevices, two_devices
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -195,7 +196,7 @@ def test_keys_and_values_stay_with_their_layer(machine: Machine) -> None:
     with machine.open():
         walked = CausalStepper(spread(small_model("llama"), machine))
         session, _ = WalkedDecoder(walked, full_depth(LAYERS), max_rows=3).start(prompts())
-        for number, layer in enumerate(session._cache.layers, start=1):
+        for number, layer in enumerate(session._store.cache.layers, start=1):
             place = machine.first if number in ON_FIRST else machine.second
             assert [tensor.device for tensor in layer.entries(0)] == [place, place], f"layer {number}"
 

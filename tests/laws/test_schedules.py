@@ -70,7 +70,7 @@ def test_exact_repair_leaves_the_full_models_cache(stepper, thresholds, tokens, 
 def test_deferred_fill_runs_what_eager_backfill_runs_but_for_the_tail(stepper, thresholds, tokens):
     eager, _ = fed(stepper, point(thresholds, "free_eager"), tokens)
     deferred, _ = fed(stepper, point(thresholds, "free_deferred"), tokens)
-    missing = np.array([len(tokens) - 1 - int(layer.length[0]) for layer in deferred._cache.layers])
+    missing = np.array([len(tokens) - 1 - int(layer.length[0]) for layer in deferred._store.cache.layers])
     ran = eager.work.tokens + eager.work.fills.sum(axis=0)
     assert (deferred.work.tokens == ran - missing).all()
     assert missing[-1] > 0 or deferred.work.tokens[-1] == ran[-1]
@@ -129,13 +129,13 @@ def test_a_deepened_token_has_the_full_models_logits_and_cache(stepper, tokens, 
         lens = lens_logits(stepper, history)
         assert np.abs(step.logits[row] - lens[-asked:, LAYERS - 1]).max() < EXACT
         fresh, _ = WalkedDecoder(stepper, full_depth(LAYERS)).start([Prompt(history)])
-        for mine, theirs in zip(session._cache.layers, fresh._cache.layers, strict=True):
+        for mine, theirs in zip(session._store.cache.layers, fresh._store.cache.layers, strict=True):
             for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
                 assert held.shape == expected.shape
                 assert float((held - expected).abs().max()) < EXACT
         assert session._trail[row][-asked:] == [LAYERS] * asked
         assert session._trail[row][-len(depths[0]) : -asked] == depths[row][: len(depths[0]) - asked]
-        assert not session._owed.waiting[row]
+        assert not session._store.owed.waiting[row]
 
 
 @pytest.mark.parametrize("depths", ROWS_OF_DEPTHS.values(), ids=ROWS_OF_DEPTHS)
@@ -176,10 +176,10 @@ def test_what_waits_is_forgotten_with_its_token(stepper, tokens):
     session, _ = stopped_early(stepper, tokens, ROWS_OF_DEPTHS["rows part"])
     kept = session.length - np.array([3, 1, 2])
     session.rollback(kept)
-    assert [max(waiting, default=-1) < held for waiting, held in zip(session._owed.waiting, kept, strict=True)] == [
-        True
-    ] * 3
-    assert [len(waiting) for waiting in session._owed.waiting] == [0, 2, 1]
+    assert [
+        max(waiting, default=-1) < held for waiting, held in zip(session._store.owed.waiting, kept, strict=True)
+    ] == [True] * 3
+    assert [len(waiting) for waiting in session._store.owed.waiting] == [0, 2, 1]
 
 
 def copied_by_hand(stepper, tokens, depths):

@@ -10,7 +10,6 @@ import pytest
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.repair import Owed
 from emad_ref.decoding.selfdraft import drafting_point, self_speculate
 from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.decoding.walked import WalkedDecoder
@@ -19,6 +18,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
+from emad_ref.schedule.flow import Owed
 from emad_ref.text.world import documents
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.markov import DRAFTING, MarkovDecoder, chance
@@ -144,9 +144,9 @@ class Watched:
         for row, history in enumerate(self.history):
             assert len(history) == length[row] == self.session.length[row]
             assert self.session._trail[row] == [LAYERS] * len(history), "every token that stands has been deepened"
-            assert not any(position >= len(history) for position in self.session._owed.waiting[row])
+            assert not any(position >= len(history) for position in self.session._store.owed.waiting[row])
             fresh, _ = WalkedDecoder(self.session._stepper, full_depth(LAYERS)).start([Prompt(np.array(history))])
-            for mine, theirs in zip(self.session._cache.layers, fresh._cache.layers, strict=True):
+            for mine, theirs in zip(self.session._store.cache.layers, fresh._store.cache.layers, strict=True):
                 for held, expected in zip(mine.entries(row), theirs.entries(0), strict=True):
                     assert held.shape == expected.shape
                     self.worst.append(float((held - expected).abs().max()))

@@ -20,7 +20,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
-from emad_ref.point import OperatingPoint, Schedule
+from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
 from emad_ref.replay import decode_work, derived_work, replay, replay_all
@@ -29,7 +29,7 @@ from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 RULES = {name: point for name, point in EVERY_RULE.items() if point.confidence is not None}
-SCHEDULES: tuple[Schedule, ...] = ("monotone", "free_eager", "free_deferred")
+SCHEDULES: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred")
 STORED = 1e-5  # traces hold float32, and take a full head's log-softmax in it
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 FAMILIES = (
@@ -60,7 +60,7 @@ def trace_of(family: str) -> Trace:
     return take_trace(stepper_of(family), texts(family), rules=RULES.values())
 
 
-def firing(trace: Trace, point: OperatingPoint, schedule: Schedule, quantile: float) -> OperatingPoint:
+def firing(trace: Trace, point: OperatingPoint, schedule: ScheduleName, quantile: float) -> OperatingPoint:
     """Thresholds that a share 1 − ``quantile`` of all tokens reach at each layer that decides."""
     seen = trace.rule(point).signal[:, np.array(point.probes) - 1]
     levels = [
@@ -111,7 +111,7 @@ def named(request: pytest.FixtureRequest) -> OperatingPoint:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replay_of_a_rule_is_decoding_under_it(named: OperatingPoint, family: str, schedule: Schedule) -> None:
+def test_replay_of_a_rule_is_decoding_under_it(named: OperatingPoint, family: str, schedule: ScheduleName) -> None:
     """Depth, loss, likeliest token, and the Work that replay derives."""
     trace = trace_of(family)
     depth = require_equal(family, trace, firing(trace, named, schedule, 0.95 if schedule == "monotone" else 0.7))
@@ -138,7 +138,7 @@ def test_a_pruned_rule_loses_some_next_tokens_for_good(name: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_a_rule_emits_is_what_replay_sees_in_its_own_text(named: OperatingPoint, schedule: Schedule) -> None:
+def test_what_a_rule_emits_is_what_replay_sees_in_its_own_text(named: OperatingPoint, schedule: ScheduleName) -> None:
     stepper, prompt = stepper_of("gpt_neox"), np.array([5, 9, 2, 44])
     point = firing(trace_of("gpt_neox"), named, schedule, 0.9 if schedule == "monotone" else 0.6)
     record = WalkedDecoder(stepper, point).generate([Prompt(prompt)], 12, frozenset())

@@ -12,10 +12,11 @@ from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.walked import Closed, WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.point import SCHEDULES, OperatingPoint, full_depth, truncated
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import InadmissibleDepth, Prompt, Unsupported
 from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, PROMPT, Work
+from emad_ref.schedule.table import SCHEDULES
 from tests.small import LAYERS, VOCABULARY, small_model
 
 POSITIONS = 128

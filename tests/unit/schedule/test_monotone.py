@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from emad_ref.schedule.monotone import depths, first_fires
+from emad_ref.policy.thresholds import first_fires
+from emad_ref.schedule.monotone import depths
 
 VALUES = st.one_of(st.floats(0, 3), st.sampled_from([0.5, 1.0, np.nan]))
 

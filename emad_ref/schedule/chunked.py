@@ -1,0 +1,44 @@
+"""One depth per chunk of ``period`` tokens: the first up to the ceiling, the others exactly as deep as it.
+
+The rule is asked at the first token of a chunk alone. Depth may rise from one chunk to the next: states wait, and are
+taken along, as under ``free_deferred``; but no token may be taken up to a depth its chunk did not take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.point import OperatingPoint
+from emad_ref.record import Bools, Ints
+from emad_ref.schedule.free import Deferred, ran_deferred
+from emad_ref.schedule.interface import Admission, Replayable, Schedule
+
+
+def _admit(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
+    assert point.period is not None
+    within = max(length - first, 0) % point.period
+    return Admission(trail[length - within], held=True) if within else Admission(point.ceiling)
+
+
+def _settle(point: OperatingPoint, depth: NDArray[np.int16]) -> None:
+    assert point.period is not None
+    first = np.arange(len(depth)) // point.period * point.period
+    depth[:] = depth[first]
+
+
+def _first_of_a_chunk(point: OperatingPoint, decided: Ints) -> Bools:
+    assert point.period is not None
+    first: Bools = decided % point.period == 0
+    return first
+
+
+CHUNKED = Schedule(
+    name="chunked",
+    admit=_admit,
+    flow=Deferred,
+    why="under the chunked schedule a chunk keeps the depth of its first token",
+    replayable=Replayable(_settle, _first_of_a_chunk, ran_deferred),
+)

@@ -1,0 +1,50 @@
+"""Free depth with state copying (CALM): the state at the exit stands in for the states of all layers above.
+
+It passes through norm and K/V projections of every layer above. Later tokens attend to keys of a state that never ran
+there: approximate. So a token's state at its depth is not the full model's, and no trace of the full model knows what
+its rule would see: copying is decoded, never replayed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from emad_ref.record import FILLS, Ints
+from emad_ref.schedule.flow import Leave, Start, rows_of
+from emad_ref.schedule.free import WHY, up_to_the_ceiling
+from emad_ref.schedule.interface import Schedule
+
+COPIED = FILLS.index("copied")
+
+
+class Copying(Leave):
+    """Rows leave; when all have, the state each left with fills the layers above it."""
+
+    def __init__(self, start: Start):
+        super().__init__(start)
+        self.whole, self.exits = self.frame, self.hidden.clone()
+        self.depth = np.zeros(len(self.hidden), dtype=np.int64)
+
+    def stop(self, stopped: Ints, going: Ints, layer: int) -> None:
+        chosen = self.running[stopped]
+        self.depth[chosen] = layer
+        self.exits[torch.from_numpy(chosen).to(self.exits.device)] = rows_of(self.hidden, stopped)
+        super().stop(stopped, going, layer)
+
+    def finish(self) -> None:
+        for layer in range(int(self.depth.min()) + 1, self.ceiling + 1):
+            rows = np.flatnonzero(self.depth < layer)
+            states = rows_of(self.exits, rows)
+            self.store.stepper.fill(states, layer, self.whole.take(rows), self.store.cache)
+            self.store.work.fills[COPIED, layer - 1] += states.shape[:2].numel()
+
+
+COPYING = Schedule(
+    name="copying",
+    admit=up_to_the_ceiling,
+    flow=Copying,
+    why=WHY,
+    replayable=None,
+    unreplayable="copied states are decoded, not replayed",
+)

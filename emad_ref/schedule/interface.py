@@ -1,0 +1,132 @@
+"""What there is to know about a schedule, and in which form: each module beside this one answers for its own.
+
+A schedule turns fires of a rule into admissible depth, and says what K/V repair is owed:
+
+    admission   what the next token may take, given the depths of the decided tokens before it
+    flow        what a decoding step does with rows that stop, and with the K/V they leave unwritten above (``flow``)
+    replay      fires → depth over whole sequences, and the work that those depths imply, where both are exact
+    refusal     why a depth other than the admitted ones is wrong, and why there is no replay
+
+``table`` lists all of them; replay and decoding read it, so that a schedule is one module and one row. This module
+knows no schedule, and no rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.record import Bools, Ints
+from emad_ref.schedule.flow import Flow, Start
+
+
+@dataclass(frozen=True)
+class Admission:
+    """``cap``: the largest admissible depth; ``held``: the token takes it unasked."""
+
+    cap: int
+    held: bool = False
+
+
+class Ran(NamedTuple):
+    """What decoding makes one layer run: ``tokens`` through the whole block, against ``context`` keys in all.
+
+    ``fills``: tokens of which it only writes K and V, from their true states.
+    """
+
+    tokens: int
+    context: int
+    fills: int = 0
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a trace's tokens stand: ``position`` int64 [tokens] of each in its sequence, prompt included.
+
+    ``starts`` int64 [sequences + 1]: offsets of the sequences.
+    """
+
+    position: Ints
+    starts: Ints
+
+    @property
+    def decided(self) -> Ints:
+        """int64 [tokens] index of each among the decided ones of its sequence."""
+        lengths = np.diff(self.starts)
+        return np.arange(len(self.position)) - np.repeat(self.starts[:-1], lengths)
+
+    @property
+    def ends(self) -> Ints:
+        """int64 [tokens] end of each one's sequence."""
+        ends: Ints = np.repeat(self.starts[1:], np.diff(self.starts))
+        return ends
+
+
+@dataclass(frozen=True)
+class Replayable:
+    """What follows from fires alone, where the state of every token at its depth is the full model's.
+
+    ``settle(point, depth)``  turns first fires int16 [longest, sequences], rows being decided tokens from each
+                              sequence's first, into depths, in place.
+    ``asked(point, decided)`` bool [tokens]: whether the rule is asked about the tokens of these indices [tokens].
+    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one.
+    """
+
+    settle: Callable[[OperatingPoint, NDArray[np.int16]], None]
+    asked: Callable[[OperatingPoint, Ints], Bools]
+    ran: Callable[[Places, Ints, int, int], Ran]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One schedule.
+
+    ``admit(point, trail, first, length)`` what the token after ``trail[:length]`` may take. ``trail``: depths of a
+                    sequence's tokens, oldest first; those before index ``first`` are its prompt.
+    ``flow``        opens the flow of one step.
+    ``why``         why a depth it does not admit is wrong, as messages end.
+    ``replayable``  None where only decoding knows the depths; then ``unreplayable`` says why.
+    ``never_rises`` K/V above a row's cap are never asked for again: a commit frees them.
+    ``deepens``     tokens that stopped keep their state, and may be taken up to any depth again (``Session.deepen``).
+    ``ruleless``    the place of a token decides its depth, whatever fires.
+    ``by_prefix``   the tokens of a chunk that still run after a layer are a prefix of it, and the rule decides of each
+                    how far: depths can be read off in one pass (``decoding.chunk``).
+    """
+
+    name: ScheduleName
+    admit: Callable[[OperatingPoint, Sequence[int], int, int], Admission]
+    flow: Callable[[Start], Flow]
+    why: str
+    replayable: Replayable | None
+    unreplayable: str = ""
+    never_rises: bool = False
+    deepens: bool = False
+    ruleless: bool = False
+    by_prefix: bool = False
+
+    def in_replay(self) -> Replayable:
+        """How it is replayed.
+
+        Raises:
+            BadArgument: it cannot be.
+        """
+        if self.replayable is None:
+            raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
+        return self.replayable
+
+
+def every_token(point: OperatingPoint, decided: Ints) -> Bools:
+    """The rule is asked about all of them."""
+    return np.ones(len(decided), dtype=np.bool_)
+
+
+def ran_once(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
+    """A token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
+    ran = depth >= layer
+    return Ran(int(ran.sum()), int((places.position[ran] + 1).sum()))

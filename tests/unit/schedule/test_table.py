@@ -1,0 +1,167 @@
+"""Every schedule answers for itself, and a point's checks, which lie below the table, say the same of it."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import RULELESS, SCHEDULE_FIELDS, STOPS_BY_TOKEN, OperatingPoint, ScheduleName
+from emad_ref.schedule.interface import Admission, Places
+from emad_ref.schedule.table import SCHEDULES, schedule_of
+
+LAYERS, PROBES = 6, (2, 4)
+OPTIONS = {"period": 4, "floor": 2}
+EXACT = [name for name in SCHEDULES if name != "copying"]
+
+
+def point(name: ScheduleName, **changes: int) -> OperatingPoint:
+    """A point of the schedule with the fields it needs, at probes where a rule is asked."""
+    options = {field: OPTIONS[field] for field in SCHEDULE_FIELDS[name]} | changes
+    if name in RULELESS:
+        return OperatingPoint(name, "test", LAYERS, LAYERS, schedule=name, **options)
+    return OperatingPoint(name, "test", LAYERS, LAYERS, PROBES, ((1.0, 1.0),), name, **options)
+
+
+def trail_of(name: ScheduleName, fires: list[int], first: int, **changes: int) -> tuple[list[int], list[Admission]]:
+    """(depths, admissions) of a sequence after a prompt of ``first`` tokens; token by token its rule fires at these."""
+    chosen, trail, admitted = point(name, **changes), [LAYERS] * first, []
+    for fire in fires:
+        admitted.append(schedule_of(chosen).admit(chosen, trail, first, len(trail)))
+        trail.append(admitted[-1].cap if admitted[-1].held else min(admitted[-1].cap, fire))
+    return trail[first:], admitted
+
+
+FIRES = st.lists(st.sampled_from((*PROBES, LAYERS)), min_size=1, max_size=14)
+
+
+# ---------------------------------------------------------------- the table and the names below it
+
+
+def test_the_table_has_every_name_a_point_may_have_in_the_same_order() -> None:
+    assert tuple(SCHEDULES) == tuple(SCHEDULE_FIELDS) == get_args(ScheduleName)
+    assert all(name == schedule.name for name, schedule in SCHEDULES.items())
+
+
+def test_points_without_a_rule_are_those_of_schedules_that_ask_none() -> None:
+    assert tuple(name for name, schedule in SCHEDULES.items() if schedule.ruleless) == RULELESS
+    for name, schedule in SCHEDULES.items():
+        held = [one.held for one in trail_of(name, [LAYERS] * 9, 2)[1]]
+        assert schedule.ruleless == all(held)
+        assert (name in STOPS_BY_TOKEN) == (not any(held)), "a confidence needs every token asked"
+
+
+@pytest.mark.parametrize("field", OPTIONS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_point_has_the_fields_that_its_schedule_reads_and_no_others(name: ScheduleName, field: str) -> None:
+    reads = field in SCHEDULE_FIELDS[name]
+    with pytest.raises(BadArgument, match=f"^{field}="):
+        point(name, **{field: None if reads else OPTIONS[field]})  # type: ignore[dict-item]  # that is what is refused
+    if reads:
+        falling = [LAYERS, 4, 2, 4, LAYERS, 2, 4, 2, LAYERS]
+        assert trail_of(name, falling, 2) != trail_of(name, falling, 2, **{field: OPTIONS[field] + 1})
+
+
+@pytest.mark.parametrize("name", RULELESS)
+def test_a_schedule_without_a_rule_refuses_probes_and_is_not_fixed(name: ScheduleName) -> None:
+    options = {field: OPTIONS[field] for field in SCHEDULE_FIELDS[name]}
+    with pytest.raises(BadArgument, match=f"^probes=.*none under the {name} schedule"):
+        OperatingPoint(name, "test", LAYERS, LAYERS, PROBES, ((1.0, 1.0),), name, **options)
+    assert not point(name).fixed
+
+
+# ---------------------------------------------------------------- admission
+
+
+@given(fires=FIRES, first=st.integers(0, 3))
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_depth_rises_only_where_the_table_says_so(name: ScheduleName, fires: list[int], first: int) -> None:
+    depths = trail_of(name, fires, first)[0]
+    rises = bool((np.diff(depths) > 0).any())
+    assert not (SCHEDULES[name].never_rises and rises)
+    assert all(1 <= depth <= LAYERS for depth in depths)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_that_may_rise_does(name: ScheduleName) -> None:
+    depths = trail_of(name, [2] * 4 + [LAYERS] * 4, 1)[0]
+    assert SCHEDULES[name].never_rises != bool((np.diff(depths) > 0).any())
+
+
+def test_what_each_schedule_admits() -> None:
+    fires = [4, 2, LAYERS, 4, 2, LAYERS]
+    caps = {name: [(one.cap, one.held) for one in trail_of(name, fires, 2)[1]] for name in SCHEDULES}
+    free = [(LAYERS, False)] * 6
+    assert caps == {
+        "monotone": [(6, False), (4, False), (2, False), (2, False), (2, False), (2, False)],
+        "free_eager": free,
+        "free_deferred": free,
+        "copying": free,
+        "positional": [(6, True), (5, True), (4, True), (3, True), (2, True), (2, True)],
+        "chunked": [(6, False), (4, True), (4, True), (4, True), (6, False), (2, True)],
+    }
+
+
+# ---------------------------------------------------------------- replay
+
+
+@given(rows=st.lists(FIRES, min_size=1, max_size=3), first=st.integers(0, 3))
+@pytest.mark.parametrize("name", EXACT)
+def test_replayed_depths_are_what_is_admitted_token_by_token(
+    name: ScheduleName, rows: list[list[int]], first: int
+) -> None:
+    """Sequences of unequal length stand side by side in a grid; each comes out as it would alone."""
+    grid = np.full((max(map(len, rows)), len(rows)), LAYERS, dtype=np.int16)
+    for column, fires in enumerate(rows):
+        grid[: len(fires), column] = fires
+    chosen = point(name)
+    SCHEDULES[name].in_replay().settle(chosen, grid)
+    for column, fires in enumerate(rows):
+        assert grid[: len(fires), column].tolist() == trail_of(name, fires, first)[0]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName) -> None:
+    admitted = trail_of(name, [4] * 11, 2)[1]
+    asked = SCHEDULES[name].in_replay().asked(point(name), np.arange(11))
+    assert asked.tolist() == [not one.held for one in admitted]
+
+
+def test_copying_is_not_replayed_and_says_why() -> None:
+    assert [name for name, schedule in SCHEDULES.items() if schedule.replayable is None] == ["copying"]
+    with pytest.raises(BadArgument, match=r"'copying'.*an exact schedule.*copied states are decoded, not replayed"):
+        SCHEDULES["copying"].in_replay()
+
+
+# two sequences of which the first starts at position 3, the second at 0; ceiling 3 of 4 layers
+PLACES = Places(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
+DEPTH = np.array([3, 1, 2, 1, 1, 2])
+RAN = {  # per layer 1 … 4: (tokens, context, fills), worked out by hand
+    "once": [(6, 25, 0), (3, 12, 0), (1, 4, 0), (0, 0, 0)],
+    "eagerly": [(6, 25, 0), (6, 25, 0), (1, 4, 5), (0, 0, 0)],
+    # layer 2: the second token runs with the third, against its 6 keys; the fifth with the sixth, against 2; the
+    # fourth never
+    "deferred": [(6, 25, 0), (5, 4 + 6 + 6 + 2 + 2, 0), (1, 4, 0), (0, 0, 0)],
+}
+WAYS: dict[ScheduleName, str] = {
+    "monotone": "once",
+    "positional": "once",
+    "free_eager": "eagerly",
+    "free_deferred": "deferred",
+    "chunked": "deferred",
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_work_that_depths_imply(name: ScheduleName) -> None:
+    ran = SCHEDULES[name].in_replay().ran
+    assert [tuple(ran(PLACES, DEPTH, layer, 3)) for layer in range(1, 5)] == RAN[WAYS[name]]
+
+
+def test_places_count_within_their_sequences() -> None:
+    assert PLACES.decided.tolist() == [0, 1, 2, 3, 0, 1]
+    assert PLACES.ends.tolist() == [4, 4, 4, 4, 6, 6]
