@@ -115,10 +115,14 @@ class Signal:
         """The threshold that no value reaches."""
         return -math.inf if self.sense == "falls" else math.inf
 
-    def of(self, logits: Tensor) -> Tensor:
-        """Its value [...] for logits [..., V] of one layer, where that is all it needs."""
+    def read(self, readout: Readout) -> Tensor:
+        """Its value [...] for one layer's readout [..., V], where that is all it needs."""
         assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
-        return self.from_logits(Readout(logits))
+        return self.from_logits(readout)
+
+    def of(self, logits: Tensor) -> Tensor:
+        """``read`` for logits [..., V] of which nothing else is asked."""
+        return self.read(Readout(logits))
 
 
 def raised(values: Tensor) -> Tensor:

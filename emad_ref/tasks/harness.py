@@ -125,7 +125,8 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
     """
     hidden, frame, decided = _embedded(stepper, batch)
     rows, target = _readouts(batch)
-    columns: dict[str, Any] = {name: np.full((len(rows), point.layers), np.nan, dtype=np.float32) for name in COLUMNS}
+    empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
+    columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
     at = 0
     for layer in layers_read(point):
@@ -136,6 +137,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
             columns[name][:, layer - 1] = values
     sequences = [forced for forced in batch for _ in forced.lasts]
     return Trace(
+        signals={point.signal: columns.pop(point.signal)},
         **columns,
         token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
         target=target,

@@ -77,7 +77,7 @@ def between(trace):
 
 
 def responding(trace):
-    levels = tuple(float(np.quantile(trace.softmax_response[:, p - 1], 0.7)) for p in PROBES)
+    levels = tuple(float(np.quantile(trace.signals["softmax_response"][:, p - 1], 0.7)) for p in PROBES)
     return replace(response(LAYERS, PROBES, 0.5), thresholds=(levels,))
 
 
