@@ -37,12 +37,18 @@ class Decided:
 
 
 def decides_chunks(point: OperatingPoint) -> bool:
-    """Whether a chunk's depths can be read off in one pass: the monotone rule with one bin, exits at probes only."""
+    """Whether a chunk's depths can be read off in one pass: the monotone rule with one bin, exits at probes only.
+
+    Not where a watch remembers shallower layers, of rows that a chunk would drop behind its back, nor where thresholds
+    fall with the decided tokens.
+    """
     return (
         point.schedule == "monotone"
         and point.bins.count == 1
         and not point.interpolate
         and point.estimator.kind == "full"
+        and point.confidence is None
+        and point.decay is None
     )
 
 
