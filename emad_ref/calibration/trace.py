@@ -425,8 +425,8 @@ def opened(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> 
 
 
 @torch.inference_mode()
-def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
-    """Reference logits float64 [n − first, L, V] of one sequence after every layer, from position ``first`` on.
+def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
+    """States [n − first, D] of one sequence after every layer, from position ``first`` on.
 
     One plain pass without earlier K/V: the oracle of every audit.
     """
@@ -434,11 +434,18 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
     cache = opened(stepper, [source], len(tokens))
     frame = stepper.frame(positions, cache)
     hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
-    layers = []
+    states = []
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
-        layers.append(stepper.logits(hidden[:, first:])[0].double().cpu().numpy())
-    return np.stack(layers, axis=1)
+        states.append(hidden[0, first:])
+    return states
+
+
+@torch.inference_mode()
+def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
+    """Reference logits float64 [n − first, L, V] of ``lens_states``."""
+    states = lens_states(stepper, tokens, first, source)
+    return np.stack([stepper.logits(hidden[None])[0].double().cpu().numpy() for hidden in states], axis=1)
 
 
 def windows(
