@@ -66,6 +66,7 @@ def evidence(profile: Profile, stepper: Stepper) -> SimpleNamespace:
     return SimpleNamespace(
         profile=profile,
         stepper=stepper,
+        calibration=trace_of(0),
         validation=trace_of(1),
         evaluation=trace_of(2),
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
