@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from emad_ref.errors import BadArgument
+from emad_ref.signals import ENTROPY, SIGNALS, layers_read
 
 ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "positional", "chunked"]
 # schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.table``
@@ -27,17 +28,6 @@ STOPS_BY_TOKEN: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_defe
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
 FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
-# signal → whether it falls (fires at or below τ) or rises (fires at or above τ) as the model makes up its mind
-SIGNALS: dict[str, Literal["falls", "rises"]] = {
-    "entropy_nats": "falls",
-    "softmax_response": "rises",
-    "saturation": "rises",
-    "weighted_contrast": "rises",
-    "jsd_contrast": "rises",
-}
-PER_LAYER: tuple[str, ...] = ("entropy_nats", "softmax_response")  # signals that one layer's readout decides alone
-CONTRASTS: tuple[str, ...] = ("weighted_contrast", "jsd_contrast")
-PRUNABLE: tuple[str, ...] = ("softmax_response", "jsd_contrast")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
 
 
@@ -130,23 +120,6 @@ class Confidence:
         return bool(self.kept) or self.shrink is not None
 
 
-def layers_read(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
-    """The layers whose states ``signal`` needs for decisions after layers ``minimum`` … ``ceiling`` − 1.
-
-    Saturation compares with the layer below, the weighted contrast with layer ⌊ℓ/2⌋.
-
-    Raises:
-        BadArgument: a minimum with no layer to decide at, or with none below it to compare with.
-    """
-    deciding = range(minimum, ceiling)
-    compared = {"saturation": {minimum - 1}, "weighted_contrast": {layer // 2 for layer in deciding}}
-    least = 2 if signal in compared else 1
-    if not least <= minimum < ceiling:
-        remedy = "layer 0, the embedding, is compared with nothing" if least == 2 else ""
-        raise BadArgument("confidence.minimum", minimum, f"a layer in {least}–{ceiling - 1} for {signal}", remedy)
-    return tuple(sorted({*deciding} | compared.get(signal, set())))
-
-
 @dataclass(frozen=True)
 class BinSpec:
     """How tokens are sorted into the rows of ``thresholds`` (EMAD, "Conditioning"); none, one or two features.
@@ -225,7 +198,7 @@ class OperatingPoint:
     thresholds: tuple[tuple[float, ...], ...] = ((),)
     schedule: ScheduleName = "monotone"
     estimator: Estimator = Estimator()
-    signal: str = "entropy_nats"
+    signal: str = ENTROPY.name
     bins: BinSpec = BinSpec()
     margin_nats: float | None = None
     period: int | None = None
@@ -268,11 +241,15 @@ class OperatingPoint:
             raise BadArgument(
                 "bins.features", self.bins.features, "position alone", f"a {self.estimator.name} probe knows no other"
             )
+        if self.estimator.kind != "full" and self.confidence is None and not SIGNALS[self.signal].estimated:
+            estimated = " and ".join(name for name, signal in SIGNALS.items() if signal.estimated)
+            expected = f"the full readout for {self.signal}"
+            raise BadArgument("estimator", self.estimator.name, expected, f"estimators read {estimated}")
         if self.decay is not None:
             self._require_decaying(*self.decay)
         if self.confidence is not None:
             self._require_confident(self.confidence)
-        elif self.signal not in PER_LAYER:
+        elif not SIGNALS[self.signal].alone:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
 
     def _require_scheduled(self) -> None:
@@ -290,19 +267,18 @@ class OperatingPoint:
             raise BadArgument(
                 "decay", self.decay, "(rate ≥ 0, tokens ≥ 1), both finite", "None for constant thresholds"
             )
-        if SIGNALS[self.signal] == "falls" or self.interpolate:
+        if SIGNALS[self.signal].sense == "falls" or self.interpolate:
             expected = "None for a signal that falls, and where exits lie between probes"
             raise BadArgument("decay", self.decay, expected, "its formula is about a confidence at a probe")
 
     def _require_confident(self, confidence: Confidence) -> None:
         """Refuse combinations that mean nothing, and probes other than the ones the signal needs."""
         signal, pruned = self.signal, confidence.pruned
-        if signal not in SIGNALS or signal == "entropy_nats" or (signal == "softmax_response" and not pruned):
+        if SIGNALS[signal].alone and not pruned:
             raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
-        if pruned and signal not in PRUNABLE:
-            raise BadArgument(
-                "confidence", confidence, f"no pruning for {signal}", f"for {' and '.join(PRUNABLE)} alone"
-            )
+        if pruned and not SIGNALS[signal].prunable:
+            prunable = " and ".join(name for name, each in SIGNALS.items() if each.prunable)
+            raise BadArgument("confidence", confidence, f"no pruning for {signal}", f"for {prunable} alone")
         needed = layers_read(signal, confidence.minimum, self.ceiling)
         if self.probes != needed:
             raise BadArgument("probes", self.probes, f"{needed}, the layers {signal} needs")
@@ -324,8 +300,7 @@ class OperatingPoint:
     @property
     def adaptive(self) -> bool:
         """Whether any token can exit before ``ceiling``."""
-        never = -math.inf if SIGNALS[self.signal] == "falls" else math.inf
-        return any(value != never for row in self.thresholds for value in row)
+        return any(value != SIGNALS[self.signal].never for row in self.thresholds for value in row)
 
     @property
     def fixed(self) -> bool:

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import TIE_LIMIT, Finding
-from emad_ref.audit.lens import Lens, signals
+from emad_ref.audit.lens import Lens, consult
+from emad_ref.audit.rule import emission_noise, tied
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Floats
@@ -78,15 +79,18 @@ class Auditor:
 
     def _tied(self, prompt: Prompt, emitted: Sequence[int], point: OperatingPoint | None, depth: int | None) -> bool:
         history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
-        reference = self._lens(history)
-        at: Floats = reference[-1, (depth or reference.shape[1]) - 1]
-        best = np.sort(at)[-2:]
-        if best[1] - best[0] < self._tolerance:
-            return True
-        if point is None or not point.probes:
-            return False
-        decided = signals(reference[len(prompt.tokens) - 1 :], point)
-        return bool((np.abs(decided - np.asarray(point.thresholds[0])) < self._tolerance).any())
+        if point is None:
+            return _gap(self._lens(history)[-1, (depth or 0) - 1]) < self._tolerance
+        reference = consult(self._lens, history, point, len(prompt.tokens) - 1, self._tolerance)
+        gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
+        near = tied(point, reference.signal, reference.rows, self._tolerance)
+        return gap < self._tolerance * emission_noise(point) or bool(near.any())
+
+
+def _gap(logits: Floats) -> float:
+    """The largest of ``logits`` [V] minus the second largest."""
+    best = np.sort(logits)[-2:]
+    return float(best[1] - best[0])
 
 
 def _first_difference(a: Sequence[int], b: Sequence[int]) -> int:

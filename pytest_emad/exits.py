@@ -33,8 +33,9 @@ from emad_ref.models.loading import bundled_names
 from emad_ref.point import Confidence, OperatingPoint, ScheduleName, full_depth
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt, Unsupported
-from emad_ref.readout.contrast import SCORES
+from emad_ref.readout.contrast import score_of
 from emad_ref.record import Bools, Floats, Ints, Work
+from emad_ref.signals import SIGNALS
 from emad_ref.sweep.exits import final_token_ranks
 from emad_ref.text.pairs import Pair
 from emad_ref.verdict.claims import Claim, Leg, Verdict
@@ -341,9 +342,9 @@ class Exits:
         tensors = torch.from_numpy(logits).to(self._evidence.stepper.device)
         seen = {m: tensors[:, m - 1] for m in range(1, layers)}
         confidence, correct = [], []
-        for layer in range(minimum + (signal == "jsd_contrast"), layers):
+        for layer in range(minimum + SIGNALS[signal].needs.delay, layers):
             shallower = {m: z for m, z in seen.items() if m < layer}
-            read = SCORES[signal](parameters, layer, seen[layer], shallower)
+            read = score_of(signal)(parameters, layer, seen[layer], shallower)
             assert read.logits is not None, "contrasts emit what they compare"
             confidence.append(read.signal.cpu().numpy())
             correct.append(read.logits.argmax(dim=-1).cpu().numpy() == target)

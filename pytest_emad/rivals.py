@@ -83,7 +83,8 @@ class Rivals(Sweep):
             "validate": lambda: evidence.validation,
             "evaluate": lambda: evidence.evaluation,
         }
-        super().__init__(families(evidence.profile, MARGINS), evidence.loaded.geometry, lambda split: traces[split]())
+        swept = families(evidence.profile, evidence.calibration, MARGINS)
+        super().__init__(swept, evidence.loaded.geometry, lambda split: traces[split]())
         self._evidence = evidence
 
     def duels(self, rival: str) -> list[Duel]:

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from transformers import DynamicCache, EncoderDecoderCache
 
-from emad_ref.audit.bridge import Replayed, bridge
+from emad_ref.audit.bridge import bridge
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.oracle import ModelLens, replayed_by
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, windows
 from emad_ref.decoding.selftext import own_documents
@@ -30,7 +31,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, ModelRef, Prompt, Request
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import depths, replay
+from emad_ref.replay import depths
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
 from pytest_emad import progress
@@ -262,16 +263,14 @@ class Subject:
     @cached_property
     def bridge(self) -> Finding:
         """Whether replay speaks for the decoder under test."""
+        return self.bridged(self.probing_point)
+
+    def bridged(self, point: OperatingPoint) -> Finding:
+        """Whether replay of ``point`` speaks for the decoder under test."""
         sequences = [replace(s, tokens=s.tokens[:BRIDGED_TOKENS]) for s in self.sequences("evaluate", BRIDGED)][
             :BRIDGED
         ]
-        point = self.probing_point
-        replayed = []
-        for sequence in sequences:
-            trace = take_trace(self.stepper, [sequence])
-            done = replay(trace, point)
-            signal = trace.entropy_nats[:, np.array(point.probes) - 1].astype(np.float64)
-            replayed.append(Replayed(sequence.tokens, done.depth, done.nll_nats, signal))
+        replayed = [replayed_by(self.stepper, sequence, point, self.tolerance) for sequence in sequences]
         with self.open(point) as decoder:
             return bridge(decoder, point, replayed, self.tolerance)
 
@@ -307,9 +306,10 @@ class Subject:
         prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
-    def lens(self, tokens: Ints) -> Floats:
-        """The oracle of every audit: reference logits [n, L, V] after every layer."""
-        return lens_logits(self.stepper, tokens, source=self.source)
+    @cached_property
+    def lens(self) -> ModelLens:
+        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer."""
+        return ModelLens(self.stepper, self.source)
 
     def lens_at_end(self, tokens: Ints) -> Floats:
         """Reference logits [L, V] of the last position."""

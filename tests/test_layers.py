@@ -27,7 +27,7 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
     for name in ("emad_ref", "emad_ref/replay", "emad_ref/text", "pytest_emad", "suites", "suites/a"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").touch()
-    for name in ("protocol", "point", "record", "errors", "unheard_of"):
+    for name in ("protocol", "point", "signals", "record", "errors", "unheard_of"):
         (tmp_path / "emad_ref" / f"{name}.py").touch()
     (tmp_path / "emad_ref" / "errors.py").write_text("import emad_ref.record\nimport pytest_emad\n")
     (tmp_path / "suites" / "a" / "test_one.py").touch()

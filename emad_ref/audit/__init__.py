@@ -7,7 +7,8 @@
 ``rows``        rows of a batch decide on their own
 ``bridge``      teacher-forced depths and NLL equal replay's
 
-Each returns a ``Finding``; ``tolerances`` says how far numbers may differ. NumPy only: the oracle is a ``Lens``.
+Each returns a ``Finding``; ``tolerances`` says how far numbers may differ. The oracle is a ``Lens``; NumPy only, but
+for ``oracle``, which makes one of a model that the stepper knows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from emad_ref.audit.decisions import decisions
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.forced import forced
 from emad_ref.audit.generation import generation
-from emad_ref.audit.lens import Lens
+from emad_ref.audit.lens import Lens, LogitLens
 from emad_ref.audit.rollback import rollback
 from emad_ref.audit.rows import rows
 from emad_ref.audit.tolerances import tolerance
@@ -25,6 +26,7 @@ from emad_ref.audit.tolerances import tolerance
 __all__ = [
     "Finding",
     "Lens",
+    "LogitLens",
     "Replayed",
     "bridge",
     "decisions",

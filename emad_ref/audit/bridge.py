@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
-from emad_ref.audit.trajectory import Trajectory, decided, judge_depths
+from emad_ref.audit.rule import emission_noise, tied
+from emad_ref.audit.trajectory import Trajectory, discriminating, judge_depths
 from emad_ref.audit.transcript import Transcript
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
@@ -27,7 +28,8 @@ class Replayed:
     """Replay's say on one document of ``tokens`` int64 [n], whose positions before ``adaptive_from`` are prompt.
 
     One entry per decided position p = adaptive_from … n − 2: ``depth`` int64 [m], ``nll_nats`` float64 [m] of token
-    p + 1 at that depth, ``signal`` float64 [m, probes] at all probes.
+    p + 1 at that depth, ``signal`` float64 [m, probes] at all probes. ``rows``: the row of the point's thresholds that
+    each belongs to, int64 [m], and other rows that the tolerance allows; (): all belong to the first.
 
     Raises:
         BadArgument: arrays that do not fit the document.
@@ -38,13 +40,14 @@ class Replayed:
     nll_nats: Floats
     signal: Floats
     adaptive_from: int = 0
+    rows: tuple[Ints, ...] = ()
 
     def __post_init__(self) -> None:
         decided_positions = len(self.tokens) - 1 - self.adaptive_from
         if decided_positions < 1:
             raise BadArgument("tokens", len(self.tokens), "a document with a token to predict after adaptive_from")
-        for name in ("depth", "nll_nats", "signal"):
-            held = getattr(self, name)
+        named = [(name, getattr(self, name)) for name in ("depth", "nll_nats", "signal")]
+        for name, held in [*named, *(("rows", one) for one in self.rows)]:
             if len(held) != decided_positions:
                 raise BadArgument(name, held.shape, f"{decided_positions} entries, one per decided position")
 
@@ -64,8 +67,8 @@ def bridge(
         for number, document in enumerate(replayed):
             trajectory = _teacher_forced(tally, decoder, point, document, f"document {number}")
             tally.n += len(trajectory.depth)
-            tally.discriminating += decided(trajectory, point)
-            judge_depths(tally, trajectory, document.signal, point, tolerance)
+            tally.discriminating += discriminating(trajectory, point)
+            judge_depths(tally, trajectory, document.signal, point, tolerance, document.rows)
             _judge_replay(tally, trajectory, document, point, tolerance)
     return tally.finding()
 
@@ -82,8 +85,8 @@ def _judge_replay(
     tally: Tally, trajectory: Trajectory, document: Replayed, point: OperatingPoint, tolerance: float
 ) -> None:
     """Depths equal replay's up to the first threshold tie, NLL wherever depths are equal."""
-    near = np.abs(document.signal - np.asarray(point.thresholds[0])) <= tolerance
-    untied = ~np.logical_or.accumulate(near.any(axis=1))
+    rows = document.rows or (np.zeros(len(document.depth), dtype=np.int64),)
+    untied = ~np.logical_or.accumulate(tied(point, document.signal, rows, tolerance))
     same = trajectory.depth == document.depth
     if (untied & ~same).any():
         at = int(np.argmax(untied & ~same))
@@ -91,11 +94,14 @@ def _judge_replay(
         tally.require(False, f"{trajectory.place(at)}: {gives}")
     assert trajectory.logits is not None, "a transcript shows its logits"
     target = document.tokens[document.adaptive_from + 1 :]
-    off = np.where(same, np.abs(_nll_nats(trajectory.logits, target) - document.nll_nats), 0.0)
-    at = int(np.argmax(off))
+    found = _nll_nats(trajectory.logits, target)
+    with np.errstate(invalid="ignore"):  # a next token that both have pruned is lost in both
+        off = np.where(same & (found != document.nll_nats), np.abs(found - document.nll_nats), 0.0)
+    allowed = 2 * tolerance * emission_noise(point)
+    at = int(np.argmax(~(off <= allowed)))
     tally.require(
-        bool((off <= 2 * tolerance).all()),
-        f"{trajectory.place(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {2 * tolerance:g}",
+        bool((off <= allowed).all()),
+        f"{trajectory.place(at)}: NLL off by {off[at]:.2g} nats from replay's, more than {allowed:g}",
     )
 
 

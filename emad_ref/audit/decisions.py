@@ -1,8 +1,8 @@
 """The rule's own decisions on given tokens: signals, depths, logits and the ledger against the lens.
 
-Fed with ``depth=None``, each row must read the lens' entropy at its probes and no other, take the depth the rule gives
-(never rising), show the logits of that depth, and count the work its decisions imply. First every row alone, where the
-ledger is exact; then all rows together, where a row that follows its neighbours gives itself away.
+Fed with ``depth=None``, each row must read the lens' signal at its probes and no other, take the depth the rule gives
+(never rising), show the logits that the rule emits there, and count the work its decisions imply. First every row
+alone, where the ledger is exact; then all rows together, where a row that follows its neighbours gives itself away.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.ledger import judge_ledger
 from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import decided, judge
+from emad_ref.audit.trajectory import discriminating, hold_against
 from emad_ref.audit.transcript import Transcript, slices
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -48,9 +48,10 @@ def decisions(
                 for columns in slices(continuations.shape[1], 1 if alone else decoder.capabilities.max_feed):
                     talk.feed(continuations[chosen, columns])
                 trajectories = talk.trajectories()
+                readouts = []
                 for trajectory in trajectories:
-                    judge(tally, trajectory, lens, point, tolerance)
-                    tally.discriminating += decided(trajectory, point)
+                    readouts.append(hold_against(tally, trajectory, lens, point, tolerance).readouts)
+                    tally.discriminating += discriminating(trajectory, point)
                 if decoder.capabilities.counted:
-                    judge_ledger(tally, talk.session.work, trajectories, point, exact_context=exact_context)
+                    judge_ledger(tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context)
     return tally.finding()

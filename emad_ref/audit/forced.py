@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import differing_logits, judge
+from emad_ref.audit.trajectory import differing_logits, hold_against
 from emad_ref.audit.transcript import Transcript, slices
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -55,8 +55,8 @@ def forced(
                 talk.refuse(fed[:, :1], bad)
             talk.feed(fed, obeyed)
         for trajectory in talk.trajectories():
-            reference = judge(tally, trajectory, lens, point, tolerance)
-            tally.discriminating += differing_logits(reference, trajectory.depth, tolerance)
+            reference = hold_against(tally, trajectory, lens, point, tolerance)
+            tally.discriminating += differing_logits(reference, trajectory, tolerance)
     return tally.finding()
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.ledger import judge_ledger
-from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import Trajectory, differing_tokens, judge, judge_tokens
+from emad_ref.audit.lens import Lens, Readouts
+from emad_ref.audit.trajectory import Trajectory, differing_tokens, hold_against, judge_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Ints, Record
@@ -51,12 +51,14 @@ def generation(
             (decoder.generate(prompts, max_new, stop | {halfway}), prompts, stop | {halfway}),
         ):
             trajectories = read_record(tally, record, asked, max_new, stops, point)
+            readouts = []
             for row, trajectory in enumerate(trajectories):
-                reference = judge(tally, trajectory, lens, point, tolerance)
-                judge_tokens(tally, trajectory, record.emitted[row], reference, tolerance)
-                tally.discriminating += differing_tokens(reference, trajectory.depth)
+                reference = hold_against(tally, trajectory, lens, point, tolerance)
+                judge_tokens(tally, trajectory, record.emitted[row], reference, point, tolerance)
+                tally.discriminating += differing_tokens(reference, trajectory)
+                readouts.append(reference.readouts)
             if decoder.capabilities.counted:
-                judge_work(tally, record, trajectories, point, exact_context=exact_context)
+                judge_work(tally, record, trajectories, readouts, point, exact_context=exact_context)
     return tally.finding()
 
 
@@ -93,7 +95,13 @@ def judge_ending(tally: Tally, row: str, emitted: Ints, reason: str, max_new: in
 
 
 def judge_work(
-    tally: Tally, record: Record, trajectories: list[Trajectory], point: OperatingPoint, *, exact_context: bool
+    tally: Tally,
+    record: Record,
+    trajectories: list[Trajectory],
+    readouts: Sequence[Readouts],
+    point: OperatingPoint,
+    *,
+    exact_context: bool,
 ) -> None:
     """The record's work is what its decisions imply, its prompt part what the prompts imply."""
     tally.require(
@@ -101,7 +109,7 @@ def judge_work(
         f"work of models {sorted(record.work or {})}, but a decoder that counts reports model 0",
     )
     assert record.work is not None
-    judge_ledger(tally, record.work[0], trajectories, point, exact_context=exact_context)
+    judge_ledger(tally, record.work[0], trajectories, readouts, point, exact_context=exact_context)
     if record.prompt_work is None:
         return
     models = set(record.prompt_work)

@@ -1,60 +1,162 @@
-"""The oracle of every check: what the model itself says after each layer.
+"""The oracle of every check: what the model itself says after each layer, and what a rule sees and emits there.
 
 A *lens* maps one sequence to its reference logits after every layer, from one plain pass over the whole sequence: no
 cache, no exits, no other rows. A decoder with a monotone schedule must agree with it at the depths it took, because
 every layer a token runs has run for all tokens before it (EMAD, "KV-consistent scheduling").
+
+A signal of one layer's readout is computed from these logits once more, in float64 (``signals.Signal.from_lens``).
+Whatever else a point may compare — several layers, a pruned vocabulary, an estimate — belongs to a rule that the lens
+itself has to lead up all its layers over the same pass (``Led``): only who holds the states can.
 
 This module knows arrays, not models: who builds the lens decides what "the model" is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import OperatingPoint
-from emad_ref.record import Floats, Ints
+from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.policy.bins import bin_index
+from emad_ref.record import READOUTS, Bools, Floats, Ints
+from emad_ref.signals import SIGNALS
 
-Lens = Callable[[Ints], Floats]
-"""tokens int64 [n] → logits float64 [n, L, V]; entry [t, ℓ − 1] is the readout of position t after layer ℓ."""
+FULL = READOUTS.index("full")
 
 
-def consult(lens: Lens, tokens: Ints, layers: int) -> Floats:
-    """The lens' answer [n, layers, V] for ``tokens`` [n].
+@dataclass(frozen=True)
+class Readouts:
+    """What the probes of a rule run, for ledgers.
+
+    ``heads`` bool [kinds of ``READOUTS``, L]: by which kind a probe after each layer reads. ``shows`` bool [L]: whether
+    that is what a token which stops there emits from; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
+    each token's readout where it is no full head.
+    """
+
+    heads: Bools
+    shows: Bools
+    macs: Ints
+
+    @staticmethod
+    def whole(point: OperatingPoint, positions: int) -> Readouts:
+        """A full head at every probe, which doubles as the exit's."""
+        at = np.asarray(point.probes, dtype=np.int64) - 1
+        heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
+        heads[FULL, at] = shows[at] = True
+        return Readouts(heads, shows, np.zeros((positions, point.layers), dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class Led:
+    """A rule led up all its layers over n positions, no token stopping.
+
+    ``signal`` float64 [n, probes], NaN where the rule is not defined; ``emitted`` float64 [n, L, V]: logits of a token
+    that the rule let stop after each layer, −inf for tokens of the vocabulary that were pruned.
+    """
+
+    signal: Floats
+    emitted: Floats
+    readouts: Readouts
+
+
+class Lens(Protocol):
+    """What a model says of one sequence of tokens int64 [n]."""
+
+    def __call__(self, tokens: Ints) -> Floats:
+        """Logits float64 [n, L, V]; entry [t, ℓ − 1] is the readout of position t after layer ℓ."""
+
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+        """The rule of ``point`` at positions ``first`` … n − 1.
+
+        Raises:
+            BadArgument: a lens that holds logits alone, and a rule that they do not decide.
+        """
+
+
+@dataclass(frozen=True)
+class LogitLens:
+    """A lens of logits alone: enough for every signal that one layer's readout decides."""
+
+    logits: Callable[[Ints], Floats]
+
+    def __call__(self, tokens: Ints) -> Floats:
+        return self.logits(tokens)
+
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+        asked = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
+        expected = "a signal of one layer's full readout"
+        raise BadArgument("point", asked, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What n positions of one sequence must agree with.
+
+    ``logits`` float64 [n, L, V] of full heads; ``signal``, ``emitted``, ``readouts`` as of ``Led``. ``rows``: which row
+    of the point's thresholds each position belongs to, int64 [n], and after it every other answer that the tolerance
+    allows.
+    """
+
+    logits: Floats
+    signal: Floats
+    emitted: Floats
+    readouts: Readouts
+    rows: tuple[Ints, ...]
+
+
+def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tolerance: float = 0.0) -> Reference:
+    """The lens' answer for positions ``first`` … n − 1 of ``tokens`` [n]; ``tolerance`` in logits, for ``rows``.
 
     Raises:
-        BadArgument: the answer has another shape or dtype, or is not finite.
+        BadArgument: the answer has another shape or dtype, or is not finite; a rule that this lens cannot lead.
     """
-    logits = lens(np.asarray(tokens, dtype=np.int64))
-    if logits.ndim != 3 or logits.shape[:2] != (len(tokens), layers):
-        expected = f"logits of shape ({len(tokens)}, {layers}, V)"
+    tokens = np.asarray(tokens, dtype=np.int64)
+    logits = lens(tokens)
+    if logits.ndim != 3 or logits.shape[:2] != (len(tokens), point.layers):
+        expected = f"logits of shape ({len(tokens)}, {point.layers}, V)"
         raise BadArgument("lens", logits.shape, expected, "one entry per token and layer")
     if logits.dtype != np.float64:
         raise BadArgument("lens", logits.dtype.name, "float64 logits", "convert after the forward pass")
     if not np.isfinite(logits).all():
         raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
-    return logits
+    logits = logits[first:]
+    from_lens = SIGNALS[point.signal].from_lens
+    if from_lens is None or point.confidence is not None or point.estimator != Estimator():
+        led = lens.lead(tokens, first, point)
+    else:
+        probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
+        led = Led(from_lens(probed), logits, Readouts.whole(point, len(logits)))
+    position = first + np.arange(len(logits))
+    rows: tuple[Ints, ...] = (np.zeros(len(logits), dtype=np.int64),)
+    if point.probes and point.bins.features:
+        rows = threshold_rows(point, position, logits[:, point.probes[0] - 1], tolerance)
+    return Reference(logits, led.signal, led.emitted, led.readouts, rows)
 
 
-def entropy_nats(logits: Floats) -> Floats:
-    """H = log Z − Σ p z of softmax(z), in nats: logits [..., V] → [...]."""
-    z = logits - logits.max(axis=-1, keepdims=True)
-    log_p = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
-    entropy: Floats = -(np.exp(log_p) * log_p).sum(axis=-1)
-    return entropy
+def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolerance: float) -> tuple[Ints, ...]:
+    """``Reference.rows``, from positions [n] (from 0) and the first probe's logits [n, V]."""
+    best = np.argsort(logits, axis=-1)[:, -2:]
+    first, second = (np.take_along_axis(logits, best[:, [at]], axis=-1)[:, 0] for at in (1, 0))
+    confidence = 1 / np.exp(logits - first[:, None]).sum(axis=-1)
+    told = (best[:, 1], np.where(first - second <= 2 * tolerance, best[:, 0], best[:, 1]))
+    return candidate_rows(point.bins, position, confidence, told, tolerance)
 
 
-def signals(logits: Floats, point: OperatingPoint) -> Floats:
-    """Reference signals [n, probes] at the point's probes, from lens logits [n, L, V].
+def candidate_rows(
+    spec: BinSpec, position: Ints, confidence: NDArray[np.floating], told: Sequence[Ints], tolerance: float
+) -> tuple[Ints, ...]:
+    """The bin of each position [n], and what it is where ``confidence`` [n] is off by ``tolerance`` or another is told.
 
-    Raises:
-        BadArgument: the point compares something else than the full readout's entropy.
+    ``told``: int64 [n] likeliest tokens, and others that might be.
     """
-    asked = (point.signal, point.estimator.name, point.bins.name)
-    if asked != ("entropy_nats", "full", "none") or point.interpolate:
-        named = "/".join(asked) + (" between probes" if point.interpolate else "")
-        expected = "signal/estimator/bins entropy_nats/full/none, exits at probes"
-        raise BadArgument("point", named, expected, "the audit knows no other oracle yet")
-    return entropy_nats(logits[:, np.asarray(point.probes, dtype=np.int64) - 1])
+    return tuple(_binned(spec, position, confidence + by, top1) for top1 in told for by in (0.0, tolerance, -tolerance))
+
+
+def _binned(spec: BinSpec, position: Ints, confidence: NDArray[np.floating], top1: Ints) -> Ints:
+    index: Ints = bin_index(spec, position + 1, confidence.astype(np.float32), top1).astype(np.int64)
+    return index

@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import differing_logits, judge
+from emad_ref.audit.trajectory import differing_logits, hold_against
 from emad_ref.audit.transcript import Transcript
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -44,7 +44,7 @@ def rollback(
         for at, depth in enumerate(_staircase(talk.session.cap, half)):
             talk.feed(continuations[:, at : at + 1], depth[:, None])
         for trajectory in talk.trajectories():
-            judge(tally, trajectory, lens, point, tolerance)
+            hold_against(tally, trajectory, lens, point, tolerance)
         spent, before = _totals(talk.session.work), talk.session.cap.copy()
         kept = np.array([min(KEPT + row, half - 1) for row in range(len(prompts))])
         talk.rollback(np.array([len(prompt.tokens) for prompt in prompts]) + kept)
@@ -57,8 +57,8 @@ def rollback(
             if at == half:  # from here on the forgotten layers may be freed for good
                 talk.session.commit(talk.session.length.copy())
         for trajectory in talk.trajectories():
-            reference = judge(tally, trajectory, lens, point, tolerance)
-            if differing_logits(reference, trajectory.depth, tolerance) == 0 and trajectory.depth.min() < point.layers:
+            reference = hold_against(tally, trajectory, lens, point, tolerance)
+            if differing_logits(reference, trajectory, tolerance) == 0 and trajectory.depth.min() < point.layers:
                 tally.notes.append(f"{trajectory.name}: depth makes no difference to its logits")
     return tally.finding()
 

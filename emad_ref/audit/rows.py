@@ -15,11 +15,12 @@ import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.generation import read_record
-from emad_ref.audit.lens import Lens, consult, signals
-from emad_ref.audit.trajectory import Trajectory, at_depth, judge, judge_tokens
+from emad_ref.audit.lens import Lens, Reference, consult
+from emad_ref.audit.rule import emission_noise, tied
+from emad_ref.audit.trajectory import Trajectory, at_depth, hold_against, judge_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
-from emad_ref.record import Floats, Ints, Record
+from emad_ref.record import Ints, Record
 
 
 @dataclass(frozen=True)
@@ -80,18 +81,22 @@ def _compare(tally: Tally, together: Run, alone: Run, lens: Lens, point: Operati
         tally.n += shared
         return
     at = int(np.argmax(differ))
-    reference = consult(lens, together.depths.tokens, point.layers)[together.depths.first :]
+    reference = consult(lens, together.depths.tokens, point, together.depths.first, tolerance)
     tally.require(
         _tied(reference, together.depths, at, point, tolerance) or _tied(reference, alone.depths, at, point, tolerance),
         f"{together.depths.place(at)}: token {together.emitted[at]} among its neighbours, but alone depth "
         f"{alone.depths.depth[at]} and token {alone.emitted[at]}, with no tie at or before it",
     )
     for run in (together, alone):
-        judge_tokens(tally, run.depths, run.emitted, judge(tally, run.depths, lens, point, tolerance), tolerance)
+        reference = hold_against(tally, run.depths, lens, point, tolerance)
+        judge_tokens(tally, run.depths, run.emitted, reference, point, tolerance)
 
 
-def _tied(reference: Floats, run: Trajectory, at: int, point: OperatingPoint, tolerance: float) -> bool:
-    """Whether a threshold at or before ``at``, or the two best logits at ``at``, lie within ``tolerance``."""
-    distance = np.abs(signals(reference[: at + 1], point) - np.asarray(point.thresholds[0]))
-    best = np.sort(at_depth(reference[at : at + 1], run.depth[at : at + 1])[0])[-2:]
-    return bool((distance < tolerance).any() or best[1] - best[0] < tolerance)
+def _tied(reference: Reference, run: Trajectory, at: int, point: OperatingPoint, tolerance: float) -> bool:
+    """Whether a comparison at or before ``at``, or the two best logits at ``at``, lie within ``tolerance``.
+
+    Up to there both runs have the same history, but the depth that each took at ``at`` is its own.
+    """
+    near = tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
+    best = np.sort(at_depth(reference.emitted[at : at + 1], run.depth[at : at + 1])[0])[-2:]
+    return bool(near.any() or best[1] - best[0] < tolerance * emission_noise(point))

@@ -27,10 +27,10 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.readout.confidence import confidence_watch
-from emad_ref.readout.signals import raised
 from emad_ref.readout.subset import SharedHeads
 from emad_ref.readout.watch import Watch
 from emad_ref.record import READOUTS, Bools, Ints, Work
+from emad_ref.signals import raised
 
 ENTRIES = 2**19  # logits that a rule remembers at a time, over all layers: 2 MB of float32 stay near the core
 FEWEST = 32  # tokens read at a time whatever they take: 0.1 GB for a rule of 17 layers and 50,304 tokens

@@ -3,10 +3,11 @@
 Under a monotone schedule the hidden state of token t at layer ℓ ≤ D_t is the full model's, because layers ≤ ℓ of all
 earlier tokens ran. So one full-depth pass that records, for every token and layer,
 
-    H_ℓ (entropy, nats)   −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   max p_ℓ − second p_ℓ
+    −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal that one layer's readout decides (H_ℓ, …)
 
-decides quality at every operating point by array arithmetic (``emad_ref.replay``). Estimates of H_ℓ and what confidence
-rules see and emit (``rules``) stand beside these columns where they were asked for.
+decides quality at every operating point by array arithmetic (``emad_ref.replay``). Which signals those are stands in
+``emad_ref.signals``. Estimates of H_ℓ and what confidence rules see and emit (``rules``) stand beside these columns
+where they were asked for.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import entropy_nats, require_finite
+from emad_ref.readout.signals import require_finite
 from emad_ref.record import Floats, Ints
+from emad_ref.signals import ENTROPY, LAYERWISE, Readout
 
-COLUMNS = ("entropy_nats", "nll_nats", "top1", "top1_probability", "softmax_response")  # per token and layer
+COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
 NO_ESTIMATORS: Mapping[Estimator, Sequence[int]] = {}
 NO_RULES: Mapping[Rule, OperatingPoint] = {}
@@ -72,8 +74,8 @@ class TokenSequence:
 class Trace:
     """Per decided position p of every sequence (p ≥ adaptive_from, and a next token exists), in order.
 
-    ``entropy_nats``, ``nll_nats``, ``top1_probability``, ``softmax_response`` (top-1 minus top-2 probability):
-    float32 [tokens, L]; ``top1`` int32 [tokens, L].
+    ``signals``: float32 [tokens, L] by name, each of ``LAYERWISE`` in a trace taken whole.
+    ``nll_nats``, ``top1_probability``: float32 [tokens, L]; ``top1`` int32 [tokens, L].
     ``estimates``: float32 [tokens, L] by estimator, NaN at layers it was not asked about; ``macs_per_row``: what one
     reading by it multiplies and adds.
     ``rules``: what confidence rules see and emit, by rule.
@@ -81,11 +83,10 @@ class Trace:
     ``prompts``: int64 [sequences] positions before the first decided one.
     """
 
-    entropy_nats: NDArray[np.float32]
+    signals: dict[str, NDArray[np.float32]]
     nll_nats: NDArray[np.float32]
     top1: NDArray[np.int32]
     top1_probability: NDArray[np.float32]
-    softmax_response: NDArray[np.float32]
     token: Ints
     target: Ints
     position: Ints
@@ -100,20 +101,33 @@ class Trace:
 
     @property
     def layers(self) -> int:
-        return self.entropy_nats.shape[1]
+        return self.nll_nats.shape[1]
+
+    @property
+    def entropy_nats(self) -> NDArray[np.float32]:
+        """[tokens, L] H_ℓ: what calibration and diagnostics are about."""
+        return self.column(ENTROPY.name)
+
+    def column(self, signal: str) -> NDArray[np.float32]:
+        """[tokens, L] values of a signal that one layer's readout decides.
+
+        Raises:
+            BadArgument: one that this trace does not hold.
+        """
+        if signal not in self.signals:
+            raise BadArgument("signal", signal, f"one that this trace records ({', '.join(self.signals)})")
+        return self.signals[signal]
 
     def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
         """[tokens, L] what ``point`` compares with its thresholds.
 
         Raises:
-            BadArgument: an estimator or a rule that this trace was not asked to record.
+            BadArgument: a signal, an estimator or a rule that this trace was not asked to record.
         """
         if point.confidence is not None:
             return self.rule(point).signal
-        if point.signal == "softmax_response":
-            return self.softmax_response
         if point.estimator == Estimator():
-            return self.entropy_nats
+            return self.column(point.signal)
         if point.estimator not in self.estimates:
             names = ", ".join(estimator.name for estimator in self.estimates) or "none"
             raise BadArgument(
@@ -152,6 +166,7 @@ class Trace:
             **{name: getattr(self, name)[rows] for name in (*COLUMNS, "token", "target", "position")},
             starts=np.concatenate([[0], np.cumsum(self.lengths[order])]),
             prompts=self.prompts[order],
+            signals={signal: column[rows] for signal, column in self.signals.items()},
             estimates={estimator: column[rows] for estimator, column in self.estimates.items()},
             rules={rule: columns.of_tokens(rows) for rule, columns in self.rules.items()},
         )
@@ -179,6 +194,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
     lengths = np.concatenate([part.lengths for part in parts])
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
+        signals={signal: np.concatenate([part.signals[signal] for part in parts]) for signal in parts[0].signals},
         starts=np.concatenate([[0], np.cumsum(lengths)]),
         estimates={
             estimator: np.concatenate([part.estimates[estimator] for part in parts]) for estimator in parts[0].estimates
@@ -231,19 +247,23 @@ def shared_inputs(batch: Sequence[TokenSequence]) -> tuple[list[TokenSequence], 
 
 
 def readings(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
-    """``COLUMNS`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
+    """``COLUMNS`` and ``LAYERWISE`` of logits [n, V] and the next tokens ``target`` [n], float32 or int32 [n] each.
 
     Raises:
         NotFinite: logits hold NaN; ``where`` names the place.
     """
-    logits = logits.float()
-    entropy = entropy_nats(logits)
-    require_finite(entropy, where)
-    log_p = torch.log_softmax(logits, dim=-1)
-    best = log_p.topk(2, dim=-1)
-    first, second = best.values.exp().unbind(dim=-1)
-    nll = -log_p.gather(-1, target[:, None])[:, 0]
-    return dict(zip(COLUMNS, (entropy, nll, best.indices[:, 0].int(), first, first - second), strict=True))
+    readout = Readout(logits.float())
+    signals = {name: signal.read(readout) for name, signal in LAYERWISE.items()}
+    require_finite(signals[ENTROPY.name], where)
+    log_p, best = readout.top2
+    nll = -readout.log_p.gather(-1, target[:, None])[:, 0]
+    return dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
+
+
+def _columns(taken: Mapping[str, NDArray[Any]]) -> dict[str, Any]:
+    """Fields of a trace from columns [tokens, L] as ``readings`` names them."""
+    plain: dict[str, Any] = {name: taken[name] for name in COLUMNS}
+    return plain | {"signals": {name: taken[name] for name in LAYERWISE}}
 
 
 def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor]:
@@ -283,7 +303,7 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     ]
     decided = slice(start, len(tokens) - 1)
     return Trace(
-        **{name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in COLUMNS},
+        **_columns({name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}),
         token=tokens[decided],
         target=tokens[start + 1 :],
         position=np.arange(start, len(tokens) - 1),
@@ -322,7 +342,7 @@ def trace_batch(
     following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, position))
     target = torch.from_numpy(following).to(stepper.device)
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in COLUMNS}
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*COLUMNS, *LAYERWISE)}
     estimates = {
         estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
     }
@@ -341,9 +361,9 @@ def trace_batch(
                 estimate = reader.read(states, list(layers).index(layer)).entropy_nats
                 estimates[estimator][:, layer - 1] = estimate.float().cpu().numpy()
         if observe is not None:
-            observe(layer, states, read["entropy_nats"])
+            observe(layer, states, read[ENTROPY.name])
     trace = Trace(
-        **{name: np.stack(column, axis=1) for name, column in columns.items()},
+        **_columns({name: np.stack(column, axis=1) for name, column in columns.items()}),
         token=tokens[row, position],
         target=following,
         position=position,
@@ -405,8 +425,8 @@ def opened(stepper: Stepper, sources: Sequence[Ints | None], positions: int) -> 
 
 
 @torch.inference_mode()
-def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
-    """Reference logits float64 [n − first, L, V] of one sequence after every layer, from position ``first`` on.
+def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> list[Tensor]:
+    """States [n − first, D] of one sequence after every layer, from position ``first`` on.
 
     One plain pass without earlier K/V: the oracle of every audit.
     """
@@ -414,11 +434,18 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
     cache = opened(stepper, [source], len(tokens))
     frame = stepper.frame(positions, cache)
     hidden = stepper.embed(torch.from_numpy(np.asarray(tokens, dtype=np.int64))[None].to(stepper.device), frame)
-    layers = []
+    states = []
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
-        layers.append(stepper.logits(hidden[:, first:])[0].double().cpu().numpy())
-    return np.stack(layers, axis=1)
+        states.append(hidden[0, first:])
+    return states
+
+
+@torch.inference_mode()
+def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
+    """Reference logits float64 [n − first, L, V] of ``lens_states``."""
+    states = lens_states(stepper, tokens, first, source)
+    return np.stack([stepper.logits(hidden[None])[0].double().cpu().numpy() for hidden in states], axis=1)
 
 
 def windows(

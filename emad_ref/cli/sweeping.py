@@ -80,7 +80,8 @@ def swept(loaded: Loaded, stepper: Stepper, traces: Mapping[str, Trace], corpus:
     def losses(split: str, points: Sequence[OperatingPoint]) -> list[Loss]:
         return loss_table(traces[split], stepper.geometry, points)
 
-    validated = {name: losses("validate", points) for name, points in families(profile, SETTINGS).items()}
+    sweeps = families(profile, traces["calibrate"], SETTINGS)
+    validated = {name: losses("validate", points) for name, points in sweeps.items()}
     return {
         **made_from,
         "version": __version__,

@@ -23,9 +23,14 @@ from emad_ref.schedule.table import schedule_of
 
 
 def decides_chunks(point: OperatingPoint) -> bool:
-    """Whether a chunk's depths can be read off in one pass: by prefix, with one bin, and exits at probes only."""
+    """Whether a chunk's depths can be read off in one pass: by prefix, with one bin, and exits at probes only.
+
+    Not where a watch remembers shallower layers, of rows that a chunk would drop behind its back, nor where thresholds
+    fall with the decided tokens.
+    """
     whole = point.bins.count == 1 and not point.interpolate and point.estimator.kind == "full"
-    return whole and schedule_of(point).by_prefix
+    forgets = point.confidence is None and point.decay is None
+    return whole and forgets and schedule_of(point).by_prefix
 
 
 def decide_chunk(walker: Walker, feed: Feed) -> Arrival:

@@ -33,8 +33,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import Confidence, OperatingPoint, ScheduleName, layers_read
+from emad_ref.point import Confidence, OperatingPoint, ScheduleName
 from emad_ref.policy.thresholds import short
+from emad_ref.signals import SIGNALS, layers_read
 
 PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
 LEAST_KEPT, MOST_KEPT, STEEPNESS = 250, 35_000, 139
@@ -44,6 +45,9 @@ ALPHA = 0.1
 
 def kept_tokens(layer: int, layers: int, vocabulary: int) -> int:
     """k*(``layer``) for a model of ``layers`` layers and ``vocabulary`` tokens.
+
+    >>> [kept_tokens(layer, 24, 32_128) for layer in (2, 7, 19)]
+    [2781, 842, 315]
 
     Raises:
         BadArgument: a layer the model lacks, or a vocabulary of which less than two tokens would be kept.
@@ -78,13 +82,7 @@ PRUNINGS: dict[str, Callable[[int, int, int], Pruning]] = {
     ),
     "adaptive": lambda minimum, layers, vocabulary: Pruning(shrink=SHRINK),
 }
-# signal → first layer, from j on, that can decide
-FIRST_DECISION: dict[str, int] = {
-    "softmax_response": 0,
-    "saturation": 0,
-    "weighted_contrast": 0,
-    "jsd_contrast": 1,  # at j itself there is no layer to contrast with
-}
+CONFIDENCES: tuple[str, ...] = tuple(name for name, signal in SIGNALS.items() if signal.sense == "rises")
 
 
 def early_exit(
@@ -104,19 +102,19 @@ def early_exit(
 ) -> OperatingPoint:
     """The point of one rule.
 
-    ``signal``: of ``FIRST_DECISION``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
+    ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
     ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
     ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see ``Confidence``.
 
     Raises:
         BadArgument: unknown names, a minimum without a layer to decide at, a combination that means nothing.
     """
-    for name, value, known in (("signal", signal, FIRST_DECISION), ("pruning", pruning, PRUNINGS)):
+    for name, value, known in (("signal", signal, CONFIDENCES), ("pruning", pruning, PRUNINGS)):
         if value not in known:
             raise BadArgument(name, value, f"one of {', '.join(known)}")
     if pruning != "none" and minimum >= layers - 1:
         raise BadArgument("minimum", minimum, f"a layer in 1–{layers - 2}", "after it no layer is read but the last")
-    probes, first = layers_read(signal, minimum, layers), minimum + FIRST_DECISION[signal]
+    probes, first = layers_read(signal, minimum, layers), minimum + SIGNALS[signal].needs.delay
     sizes = PRUNINGS[pruning](minimum, layers, vocabulary)
     confidence = Confidence(minimum, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
     return OperatingPoint(
@@ -128,8 +126,8 @@ def early_exit(
         thresholds=(tuple(threshold if layer >= first else math.inf for layer in probes),),
         schedule=schedule,
         signal=signal,
-        # a plain response is what the lens trace records: it replays like any other point
-        confidence=None if (signal, pruning) == ("softmax_response", "none") else confidence,
+        # what one whole readout decides is what any lens trace records: it replays like any other point
+        confidence=None if SIGNALS[signal].alone and pruning == "none" else confidence,
         decay=decay,
     )
 
@@ -147,7 +145,7 @@ def _name(
         (signal.replace("_", " "), True),
         (pruning, pruning != "none"),
         (f"j={confidence.minimum} λ={short(threshold)}", True),
-        (f"α={short(confidence.alpha)}", signal.endswith("contrast")),
+        (f"α={short(confidence.alpha)}", SIGNALS[signal].contrasts),
         (f"α′ rate={short(confidence.alpha_decay or 0.0)}", confidence.alpha_decay is not None),
         (confidence.emit, confidence.emit != "contrastive"),
         ("rescaled", confidence.rescale),

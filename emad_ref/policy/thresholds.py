@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import SIGNALS, OperatingPoint
+from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints
+from emad_ref.signals import RESPONSE, SIGNALS
 
 
 def default_probes(layers: int) -> tuple[int, ...]:
@@ -68,12 +69,12 @@ def response(layers: int, probes: Sequence[int], threshold: float) -> OperatingP
     """Softmax response (CALM): exit where top-1 minus top-2 probability is ≥ ``threshold``; above 1 nothing exits."""
     return OperatingPoint(
         name=f"response λ={short(threshold)}",
-        family="softmax_response",
+        family=RESPONSE.name,
         layers=layers,
         ceiling=layers,
         probes=tuple(probes),
         thresholds=((threshold,) * len(tuple(probes)),),
-        signal="softmax_response",
+        signal=RESPONSE.name,
     )
 
 
@@ -115,7 +116,7 @@ def fires(
         if decided is None:
             raise BadArgument("decided", None, "the index of every decided token", "these thresholds fall with it")
         threshold = (threshold * decayed(point.decay, decided)).astype(np.float32)
-    fired: Bools = signal <= threshold if SIGNALS[point.signal] == "falls" else signal >= threshold
+    fired: Bools = signal <= threshold if SIGNALS[point.signal].sense == "falls" else signal >= threshold
     return fired
 
 
@@ -150,6 +151,6 @@ def planned_exits(
     for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
         share = np.float32((layer - at) / (right - at))
         expected, threshold = here + slope * np.float32(layer - at), near + (far - near) * share
-        met = expected <= threshold if SIGNALS[point.signal] == "falls" else expected >= threshold
+        met = expected <= threshold if SIGNALS[point.signal].sense == "falls" else expected >= threshold
         np.copyto(none, layer, where=met)
     return none

@@ -21,10 +21,11 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
-from emad_ref.readout.contrast import SCORES
+from emad_ref.readout.contrast import score_of
 from emad_ref.readout.signals import Seen, require_finite, saturation, softmax_response
 from emad_ref.readout.subset import Heads, OwnHeads, Race, adaptive_size, full_head
 from emad_ref.record import Work
+from emad_ref.signals import ALONE, BELOW, HALFWAY, SIGNALS, SINCE, Needs
 
 
 class HeadWatch:
@@ -76,7 +77,7 @@ class ContrastWatch(HeadWatch):
         for logits in self.shallower.values():
             _require_aligned(len(logits), len(hidden))
         logits = self.emit(hidden, layer, work)
-        seen = SCORES[self.point.signal](_parameters(self.point), layer, logits, self.shallower)
+        seen = score_of(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
         self.shallower[layer] = logits
         return seen
 
@@ -109,12 +110,12 @@ class PrunedWatch(HeadWatch):
             self.race = Race.of_all(layer, logits)
             # the JSD contrast is not defined yet: the readout's own response is the only confidence there is
             self.confidence = softmax_response(logits)
-            return SCORES[self.point.signal](parameters, layer, logits, {})
+            return score_of(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
         _require_aligned(len(self.race), len(hidden))
         self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
         shallower = {m: z for m, z in self.race.logits.items() if m < layer}
-        seen = SCORES[self.point.signal](parameters, layer, self.race.logits[layer], shallower)
+        seen = score_of(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
         self.confidence = seen.signal
         assert seen.logits is not None, "scores of readouts give logits"
         return Seen(seen.signal, self.race.spread(seen.logits), self.race.macs(self.stepper.geometry))
@@ -147,6 +148,14 @@ def confidence_watch(
     stepper: Stepper, point: OperatingPoint, heads: Heads | None = None
 ) -> SaturationWatch | ContrastWatch | PrunedWatch:
     """The watch of a point with a ``confidence``; ``heads`` as of ``HeadWatch``."""
-    if point.signal == "saturation":
-        return SaturationWatch(stepper, point, heads)
-    return PrunedWatch(stepper, point, heads) if _parameters(point).pruned else ContrastWatch(stepper, point, heads)
+    return WATCHES[SIGNALS[point.signal].needs, _parameters(point).pruned](stepper, point, heads)
+
+
+# (what the signal needs, whether the vocabulary is pruned) → what remembers it; points refuse the other combinations
+WATCHES: dict[tuple[Needs, bool], type[SaturationWatch | ContrastWatch | PrunedWatch]] = {
+    (BELOW, False): SaturationWatch,
+    (HALFWAY, False): ContrastWatch,
+    (SINCE, False): ContrastWatch,
+    (SINCE, True): PrunedWatch,
+    (ALONE, True): PrunedWatch,
+}

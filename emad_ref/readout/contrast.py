@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from emad_ref.point import Confidence
-from emad_ref.readout.signals import Seen, margin, raised, require_finite, softmax_response
+from emad_ref.readout.signals import Seen, require_finite, softmax_response
+from emad_ref.signals import HALFWAY, SIGNALS, SINCE, Needs, margin, raised
 
 Score = Callable[[Confidence, int, Tensor, Mapping[int, Tensor]], Seen]
 """(parameters, layer ℓ, logits z_ℓ [rows, n], {m: z_m [rows, n]} of shallower layers) → signal [rows] and logits."""
@@ -77,11 +78,6 @@ def most_different(log_p: Tensor, amateurs: Mapping[int, Tensor], layer: int) ->
     return layers[best], candidates[best, torch.arange(len(log_p), device=log_p.device)]
 
 
-def respond(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> Seen:
-    """Top-1 minus top-2 probability; emits p_ℓ. ``shallower`` is not asked."""
-    return _sound(Seen(softmax_response(logits), logits), layer)
-
-
 def weigh(confidence: Confidence, layer: int, logits: Tensor, shallower: Mapping[int, Tensor]) -> Seen:
     """Weighted contrast with the readout after ⌊ℓ/2⌋; NaN below the minimum layer, where p_ℓ is emitted."""
     if layer < confidence.minimum:
@@ -97,7 +93,15 @@ def diverge(confidence: Confidence, layer: int, logits: Tensor, shallower: Mappi
     return _against(confidence, layer, logits, most_different(_log_p(logits), amateurs, layer)[1])
 
 
-SCORES: dict[str, Score] = {"softmax_response": respond, "weighted_contrast": weigh, "jsd_contrast": diverge}
+CONTRASTS: dict[Needs, Score] = {HALFWAY: weigh, SINCE: diverge}
+
+
+def score_of(signal: str) -> Score:
+    """How readouts give ``signal``: a contrast, or what one layer's logits say, which emits p_ℓ and asks no other."""
+    row = SIGNALS[signal]
+    if not row.alone:
+        return CONTRASTS[row.needs]
+    return lambda confidence, layer, logits, shallower: _sound(Seen(row.of(logits), logits), layer)
 
 
 def _against(confidence: Confidence, layer: int, logits: Tensor, log_q: Tensor) -> Seen:

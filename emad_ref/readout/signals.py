@@ -1,7 +1,6 @@
-"""Signals: numbers computed from one token's readout that a rule can compare with a threshold.
+"""What a probe shows, and the functions of the table (``emad_ref.signals``) that are called by name.
 
-One function per signal, used by the lens trace and by the decode loop alike: replay equals decoding only if both
-compute the same number from the same logits. What contrasts several readouts stands in ``contrast``.
+What contrasts several readouts stands in ``contrast``, what remembers them from probe to probe in ``confidence``.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from emad_ref.errors import EmadError
 from emad_ref.record import Ints
+from emad_ref.signals import ENTROPY, RESPONSE, raised
 
 
 class NotFinite(EmadError):
@@ -32,31 +32,14 @@ class Seen:
     macs: Ints | None = None
 
 
-def raised(values: Tensor) -> Tensor:
-    """float32 of half precision; float32 and float64 as they are."""
-    return values if values.dtype == torch.float64 else values.float()
-
-
 def entropy_nats(logits: Tensor) -> Tensor:
-    """Entropy H = log Z − Σ p z of softmax(z), in nats; logits [..., V] → float32 [...] (float64 for float64 logits).
-
-    Half precision is raised to float32 first: 50,000 terms summed in bfloat16 lose the second digit.
-    """
-    log_p = torch.log_softmax(raised(logits), dim=-1)
-    # torch.special.entr-style 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for it is not
-    # greater than -inf either, and an entropy of 0 would let every rule fire
-    return -torch.where(log_p == -torch.inf, 0.0, log_p.exp() * log_p).sum(dim=-1)
+    """Entropy of softmax(z), in nats; logits [..., V] → float32 [...] (float64 for float64 logits)."""
+    return ENTROPY.of(logits)
 
 
 def softmax_response(logits: Tensor) -> Tensor:
-    """Top-1 minus top-2 probability (CALM, "softmax response"); logits [..., V] → float32 or float64 [...]."""
-    return margin(torch.log_softmax(raised(logits), dim=-1))
-
-
-def margin(log_scores: Tensor) -> Tensor:
-    """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
-    first, second = log_scores.topk(2, dim=-1).values.exp().unbind(dim=-1)
-    return first - second
+    """Top-1 minus top-2 probability (CALM); logits [..., V] → float32 or float64 [...]."""
+    return RESPONSE.of(logits)
 
 
 def saturation(hidden: Tensor, below: Tensor) -> Tensor:

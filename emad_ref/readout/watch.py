@@ -15,10 +15,9 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.confidence import HeadWatch, confidence_watch
 from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import Seen, entropy_nats, require_finite, softmax_response
+from emad_ref.readout.signals import Seen, require_finite
 from emad_ref.record import READOUTS, Work
-
-SIGNALS = {"entropy_nats": entropy_nats, "softmax_response": softmax_response}
+from emad_ref.signals import SIGNALS
 
 
 class Watch(Protocol):
@@ -41,7 +40,7 @@ class FullWatch(HeadWatch):
     def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
         layer = self.point.probes[probe]
         logits = self.emit(hidden, layer, work)
-        signal = SIGNALS[self.point.signal](logits)
+        signal = SIGNALS[self.point.signal].of(logits)
         require_finite(signal, f"after layer {layer}")
         return Seen(signal, logits)
 

@@ -27,6 +27,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.readout.subset import adaptive_size
 from emad_ref.record import READOUTS, Bools, Floats, Ints, Work
+from emad_ref.signals import SIGNALS
 
 FULL, SUBSET = READOUTS.index("full"), READOUTS.index("subset")
 QUANTILES = (0.25, 0.5, 0.75, 0.95)
@@ -157,7 +158,7 @@ def unexited(
     work.cross_context[: point.ceiling] = source_keys
     work.readout_rows[FULL, point.ceiling - 1] = 1
     for probe, layer in enumerate(point.probes):
-        if point.signal == "saturation":
+        if SIGNALS[point.signal].cost is None:
             continue  # compares states, reads nothing out
         if confidence is None or not confidence.pruned or probe == 0:
             work.readout_rows[FULL, layer - 1] = 1

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from emad_ref.calibration.profile import Profile
+from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
 from emad_ref.sweep.grids import chunked, emad_margins, fixed_entropies, positional, quantiles, responses, truncations
 from emad_ref.sweep.losses import Loss
@@ -21,13 +22,16 @@ from emad_ref.sweep.select import chosen_by, equal_flops
 EMAD = "EMAD, mean − margin"
 
 
-def families(profile: Profile, count: int) -> dict[str, list[OperatingPoint]]:
-    """Every sweep by its name in tables, ``count`` settings of each dial; the first is EMAD as published."""
+def families(profile: Profile, calibration: Trace, count: int) -> dict[str, list[OperatingPoint]]:
+    """Every sweep by its name in tables, ``count`` settings of each dial; the first is EMAD as published.
+
+    ``profile`` knows entropy alone; thresholds of other signals come from ``calibration``, a trace of text of its kind.
+    """
     layers, probes = profile.layers, profile.probes
-    by_quantile = {} if profile.statistics is None else {"EMAD, quantile": quantiles(profile, count)}
+    matched = {} if profile.statistics is None else {"EMAD, quantile": quantiles(profile, count)}
     return {
         EMAD: emad_margins(profile, count),
-        **by_quantile,
+        **matched,
         "fixed truncation": truncations(layers),
         "fixed entropy": fixed_entropies(profile, count),
         "softmax response": responses(layers, probes, count),

@@ -13,9 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from emad_ref.calibration.profile import Profile
+from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint, truncated
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import fixed_entropy, response, short
+from emad_ref.signals import Signal
 
 CHUNKS = (4, 8, 16)  # tokens
 FALLS = (8, 32, 128)  # tokens over which positional depth falls
@@ -132,3 +134,31 @@ def positional(layers: int) -> list[OperatingPoint]:
 def quantiles(profile: Profile, count: int) -> list[OperatingPoint]:
     """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
     return [profile.point(quantile=float(q)) for q in np.linspace(0.0, 1.0, count + 2)[1:-1]]
+
+
+def by_quantile(signal: Signal, calibration: Trace, probes: Sequence[int], count: int) -> list[OperatingPoint]:
+    """A signal of one layer with τ_ℓ its own quantile there on calibration text: at every probe as many tokens pass.
+
+    At ``count`` shares of tokens that pass: half of them in equal steps up to 1, under which every token leaves at the
+    first probe, the others in equal ratios below the first step, down to one token of the text.
+
+    Raises:
+        BadArgument: a signal that the trace does not hold.
+    """
+    column = calibration.column(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(np.float64)
+    coarse = np.linspace(0.0, 1.0, count - count // 2 + 1)[1:]
+    least = min(1 / len(calibration), float(coarse[0]) / 2)
+    shares = (*np.geomspace(least, coarse[0], count // 2 + 1)[:-1], *coarse)
+    return [
+        OperatingPoint(
+            name=f"{signal.name.replace('_', ' ')} p={share:.3g}",
+            family=f"{signal.name} quantile",
+            layers=calibration.layers,
+            ceiling=calibration.layers,
+            probes=tuple(probes),
+            thresholds=(tuple(map(float, np.quantile(column, share if falls else 1 - share, axis=0))),),
+            signal=signal.name,
+        )
+        for falls in [signal.sense == "falls"]
+        for share in map(float, shares)
+    ]

@@ -51,10 +51,11 @@ from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, Prompt, Session
-from emad_ref.readout.signals import entropy_nats, require_finite, softmax_response
+from emad_ref.readout.signals import require_finite
 from emad_ref.record import Ints
 from emad_ref.replay import argmax_at, replay, sums
 from emad_ref.schedule.table import schedule_of
+from emad_ref.signals import SIGNALS
 from emad_ref.tasks.journal import Journal, digest_of
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,6 @@ T = TypeVar("T")
 
 NEW_TOKENS = 256  # where a task names no length; lm-eval's own default
 QUIET_SECONDS = 3.0  # work shorter than this shows no progress bar
-READERS = {"entropy_nats": entropy_nats, "softmax_response": softmax_response}  # signal → how a full readout gives it
 GREEDY_SETTINGS = frozenset({"do_sample", "temperature", "top_p", "top_k"})  # without effect on greedy decoding
 
 
@@ -96,7 +96,7 @@ class Forced:
 
 def is_replayable(point: OperatingPoint) -> bool:
     """Whether full readouts of the true states decide ``point``; other signals, estimators, copied states: decoded."""
-    recorded = point.signal in READERS and point.estimator == Estimator() and point.confidence is None
+    recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
     return recorded and schedule_of(point).replayable is not None
 
 
@@ -126,7 +126,8 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
     """
     hidden, frame, decided = _embedded(stepper, batch)
     rows, target = _readouts(batch)
-    columns: dict[str, Any] = {name: np.full((len(rows), point.layers), np.nan, dtype=np.float32) for name in COLUMNS}
+    empty = np.full((len(rows), point.layers), np.nan, dtype=np.float32)
+    columns: dict[str, Any] = {name: empty.copy() for name in (*COLUMNS, point.signal)}
     columns["top1"] = np.full((len(rows), point.layers), -1, dtype=np.int32)
     at = 0
     for layer in layers_read(point):
@@ -137,6 +138,7 @@ def read_layers(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]
             columns[name][:, layer - 1] = values
     sequences = [forced for forced in batch for _ in forced.lasts]
     return Trace(
+        signals={point.signal: columns.pop(point.signal)},
         **columns,
         token=np.concatenate([forced.tokens[forced.adaptive_from :] for forced in sequences]),
         target=target,
@@ -199,7 +201,7 @@ def _columns(logits: Tensor, at: Tensor, wanted: Tensor, layer: int, signal: str
         "top1_probability": (best.values - scale)[at].exp().cpu().numpy(),
     }
     if signal is not None:
-        values = READERS[signal](logits)
+        values = SIGNALS[signal].of(logits)
         require_finite(values, f"after layer {layer}")
         columns[signal] = values[at].float().cpu().numpy()
     return columns

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from transformers import GPTNeoXForCausalLM
 
-from emad_ref.audit.lens import entropy_nats
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step
 from emad_ref.record import DECODE, FILLS, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Work
 from tests.decoders.foreign import as_record
+from tests.decoders.subject import entropy_nats
 
 FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 

@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from emad_ref.audit.lens import entropy_nats
 from emad_ref.protocol import InadmissibleDepth, Prompt, Step
 from emad_ref.record import Floats, Ints, Record, Work
 from tests.decoders.cached import CachedDecoder, CachedSession, Row
+from tests.decoders.subject import entropy_nats
 
 
 class StaleMemory(CachedSession):

@@ -11,11 +11,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from emad_ref.audit.lens import entropy_nats
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens
-from tests.decoders.subject import readout
+from tests.decoders.subject import entropy_nats, readout
 
 
 class ForeignSession:

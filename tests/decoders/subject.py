@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from emad_ref.audit.lens import Lens, entropy_nats
+from emad_ref.audit.lens import Lens, LogitLens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Floats, Ints
+from emad_ref.signals import ENTROPY
 
 VOCABULARY, LAYERS, PROBES = 101, 8, (2, 4, 6)
 
@@ -50,7 +51,13 @@ def lens_of(model: torch.nn.Module) -> Lens:
     def lens(tokens: Ints) -> Floats:
         return readout(model, tokens).numpy()
 
-    return lens
+    return LogitLens(lens)
+
+
+def entropy_nats(logits: Floats) -> Floats:
+    """[...] in nats, of ``logits`` [..., V]."""
+    assert ENTROPY.from_lens is not None
+    return ENTROPY.from_lens(logits)
 
 
 def drawn(rows: tuple[int, ...], n: int, seed: int = 3) -> tuple[list[Prompt], Ints]:

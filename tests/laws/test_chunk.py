@@ -10,6 +10,7 @@ from emad_ref.decoding.chunk import decides_chunks
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -35,6 +36,11 @@ def point(stepper):
 @pytest.mark.parametrize("seed", range(6))
 def test_one_pass_is_token_by_token(stepper, point, seed):
     assert decides_chunks(point)
+    require_alike(stepper, point, seed)
+
+
+def require_alike(stepper, point, seed):
+    """Chunks fed whole and token by token."""
     rng = np.random.default_rng(seed)
     chunks = [rng.integers(0, VOCABULARY, (4, width)) for width in (7, 1, 5)]
     whole, _ = WalkedDecoder(stepper, point, max_rows=4).start([Prompt(np.array(p)) for p in PROMPTS])
@@ -45,12 +51,28 @@ def test_one_pass_is_token_by_token(stepper, point, seed):
         depth = np.concatenate([step.depth for step in columns], axis=1)
         assert together.depth.tolist() == depth.tolist()
         logits = np.concatenate([step.logits for step in columns], axis=1)
-        assert np.abs(together.logits - logits).max() < EXACT
+        np.testing.assert_allclose(together.logits, logits, atol=EXACT, rtol=0)  # −inf where tokens were pruned
         signal = np.concatenate([step.signal for step in columns], axis=1)
         assert np.array_equal(np.isnan(together.signal), np.isnan(signal))
         assert np.nanmax(np.abs(together.signal - signal), initial=0.0) < EXACT
         assert whole.cap.tolist() == single.cap.tolist()
     assert whole.work.readout_rows.tolist() == single.work.readout_rows.tolist()
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        early_exit("saturation", LAYERS, VOCABULARY, 2, 0.9, schedule="monotone"),
+        early_exit("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
+        early_exit("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
+        early_exit("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
+    ],
+    ids=lambda point: point.name,
+)
+def test_what_remembers_shallower_layers_or_counts_decided_tokens_is_fed_one_by_one(stepper, point):
+    """Rows that leave a chunk would leave a watch's memory behind; a falling threshold is each token's own."""
+    assert not decides_chunks(point)
+    require_alike(stepper, point, 0)
 
 
 def test_depth_came_down_within_chunks(stepper, point):

@@ -252,7 +252,7 @@ def test_replay_decays_thresholds_as_decoding_does() -> None:
     rng = np.random.default_rng(0)
     sequences = [TokenSequence(rng.integers(0, VOCABULARY, n), start) for n, start in ((24, 0), (30, 7))]
     trace, never = take_trace(stepper, sequences), replace(RULES["response"], schedule="free_eager", decay=RATE)
-    first = trace.softmax_response[trace.starts[1], np.array(never.probes) - 1]  # as in the law above
+    first = trace.signals["softmax_response"][trace.starts[1], np.array(never.probes) - 1]  # as in the law above
     point = replace(never, thresholds=(tuple(1.05 * float(level) for level in first),))
     decoded = [teacher_forced(WalkedDecoder(stepper, point), sequence).depth for sequence in sequences]
     assert replay(trace, point).depth.tolist() == np.concatenate(decoded).tolist()

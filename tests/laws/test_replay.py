@@ -14,11 +14,11 @@ from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
-from emad_ref.policy.thresholds import response
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
 from emad_ref.replay import argmax_at, derived_work, replay
 from emad_ref.schedule import monotone
+from emad_ref.signals import LAYERWISE
 
 LAYERS, VOCABULARY, PROBES = 6, 97, (2, 4)
 TOPK = Estimator("topk", k=12, correction=((1.1, -0.1), (0.9, 0.2)))
@@ -54,8 +54,8 @@ def quantile_point(trace, quantile, schedule="monotone"):
 
 
 KINDS = [
-    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "response", "position",
-    "confidence", "between", "topk", "lowrank",
+    "full", "truncated", "rare", "often", "free", "deferred", "chunked", "positional", "position", "confidence",
+    "between", "topk", "lowrank", *LAYERWISE,
 ]  # fmt: skip
 
 
@@ -76,9 +76,11 @@ def between(trace):
     return OperatingPoint("between", "quantile", LAYERS, LAYERS, (1, 3, 5), (levels,), interpolate=True)
 
 
-def responding(trace):
-    levels = tuple(float(np.quantile(trace.softmax_response[:, p - 1], 0.7)) for p in PROBES)
-    return replace(response(LAYERS, PROBES, 0.5), thresholds=(levels,))
+def compared(trace, name):
+    """Of every signal of one layer, thresholds that three tokens in ten reach."""
+    share = 0.3 if LAYERWISE[name].sense == "falls" else 0.7
+    levels = tuple(float(np.quantile(trace.column(name)[:, p - 1], share)) for p in PROBES)
+    return OperatingPoint(name, "quantile", LAYERS, LAYERS, PROBES, (levels,), signal=name)
 
 
 @pytest.fixture(params=KINDS)
@@ -94,12 +96,12 @@ def point(request, trace):
         "positional": lambda: OperatingPoint(
             "falls", "positional", LAYERS, LAYERS, (), ((),), "positional", period=12, floor=2
         ),
-        "response": lambda: responding(trace),
         "position": lambda: binned(trace, "position"),
         "confidence": lambda: binned(trace, "confidence"),
         "between": lambda: between(trace),
         "topk": lambda: estimated(trace, TOPK),
         "lowrank": lambda: estimated(trace, LOWRANK),
+        **{name: lambda: compared(trace, request.param) for name in LAYERWISE},
     }[request.param]()
 
 

@@ -20,6 +20,7 @@ from pytest_emad import rivals
 from pytest_emad.options import BUDGETS, MARGINS
 from pytest_emad.rivals import EMAD, EMAD_BESIDE, WINDOWS, Confident, Rivals
 from tests.small import LAYERS, small_config, small_model
+from tests.traces import layerwise
 
 PROBES, SEQUENCES, LENGTH = (2, 4), 12, 20
 VOCABULARY, SMALLEST = 300, 50  # 2 of 300 tokens are kept at the least; of 50 there would be fewer
@@ -33,11 +34,10 @@ def trace_of(seed: int) -> Trace:
     level = np.where(place < LENGTH // 2, 2.0, 0.5)[:, None] * np.linspace(1.5, 1.0, LAYERS)
     noisy = (level * rng.uniform(0.5, 1.5, (rows, LAYERS))).astype(np.float32)
     return Trace(
-        entropy_nats=noisy,
+        signals=layerwise(noisy, np.exp(-noisy)),
         nll_nats=(level * rng.uniform(0.8, 1.2, (rows, LAYERS))).astype(np.float32),
         top1=np.zeros((rows, LAYERS), dtype=np.int32),
         top1_probability=np.exp(-noisy),
-        softmax_response=np.exp(-noisy),
         token=place,
         target=place,
         position=place,
@@ -67,6 +67,7 @@ def evidence(profile: Profile, stepper: Stepper) -> SimpleNamespace:
     return SimpleNamespace(
         profile=profile,
         stepper=stepper,
+        calibration=trace_of(0),
         validation=trace_of(1),
         evaluation=trace_of(2),
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),

@@ -21,7 +21,9 @@ def test_a_name_not_on_offer_is_an_attribute_error():
         _ = emad_ref.teleport
 
 
-@pytest.mark.parametrize("module", ["emad_ref", "emad_ref.cli", "emad_ref.protocol", "emad_ref.point"])
+@pytest.mark.parametrize(
+    "module", ["emad_ref", "emad_ref.cli", "emad_ref.protocol", "emad_ref.point", "emad_ref.signals"]
+)
 def test_importing_the_light_modules_loads_nothing_heavy(module):
     heavy = ("torch", "transformers", "hypothesis", "sklearn", "scipy")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"

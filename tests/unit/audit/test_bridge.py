@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit import Finding, Replayed, bridge, tolerance
-from emad_ref.audit.lens import signals
+from emad_ref.audit.lens import consult
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.schedule.monotone import depths
@@ -26,8 +26,8 @@ TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 def replayed(adaptive_from: int, point: OperatingPoint = POINT) -> Replayed:
     """Replay by the lens: the running minimum of first fires, and −log p of the next token at that depth."""
     tokens = np.random.default_rng(7 + adaptive_from).integers(3, VOCABULARY, 16)
-    logits = lens_of(tiny_neox())(tokens)[adaptive_from:-1]
-    signal = signals(logits, point)
+    reference = consult(lens_of(tiny_neox()), tokens, point, adaptive_from)
+    logits, signal = reference.logits[:-1], reference.signal[:-1]
     depth = depths(signal, np.array(point.thresholds[0]), np.array(point.probes), LAYERS)
     shown = logits[np.arange(len(depth)), depth - 1]
     log_p = shown - np.log(np.exp(shown).sum(axis=-1, keepdims=True))

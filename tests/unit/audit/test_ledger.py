@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -9,44 +10,66 @@ import pytest
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.ledger import implied, judge_ledger
+from emad_ref.audit.lens import Readouts
 from emad_ref.audit.trajectory import Trajectory
 from emad_ref.point import OperatingPoint
-from emad_ref.record import Work
+from emad_ref.policy.early_exit import early_exit
+from emad_ref.record import READOUTS, Work
 
 POINT = OperatingPoint("p", "emad", 4, 4, (1, 2), ((0.5, 0.5),))
 SIGNAL = np.array([[0.9, 0.8], [0.7, 0.4], [0.6, np.nan]])
 ROW = Trajectory("row 0", np.arange(5), 2, np.array([4, 2, 2]), SIGNAL, np.ones(3, dtype=bool))
+
+WHOLE = Readouts.whole(POINT, 3)
 
 
 def complaint(
     work: Work | None, rows: list[Trajectory], exact: bool = True, point: OperatingPoint = POINT
 ) -> str | None:
     with Tally("t") as tally:
-        judge_ledger(tally, work, rows, point, exact_context=exact)
+        judge_ledger(tally, work, rows, [WHOLE] * len(rows), point, exact_context=exact)
     return tally.complaint
 
 
 def test_implied_work_by_hand() -> None:
-    work = implied(ROW, POINT)
+    work = implied(ROW, WHOLE, POINT)
     assert work.tokens.tolist() == [5, 5, 3, 3]
     assert work.context.tolist() == [4 + 3 + 4 + 5, 4 + 3 + 4 + 5, 4 + 3, 4 + 3]
     assert work.readout_rows[0].tolist() == [3, 3, 0, 1]  # layer 2: probed twice, the exit at the cap read once
-    assert implied(ROW, POINT, masked_prompt=False).context[0] == 3 + 3 + 4 + 5
+    assert implied(ROW, WHOLE, POINT, masked_prompt=False).context[0] == 3 + 3 + 4 + 5
 
 
-@pytest.mark.parametrize("name", ["tokens", "context", "readout_rows", "fills"])
+@pytest.mark.parametrize("name", ["tokens", "context", "readout_rows", "readout_macs", "fills"])
 @pytest.mark.parametrize("change", [1, -1])
 def test_one_row_alone_is_exact(name: str, change: int) -> None:
-    work = implied(ROW, POINT)
+    work = implied(ROW, WHOLE, POINT)
     assert complaint(work, [ROW]) is None
     array = getattr(work, name).copy()
-    array.flat[0] += change
+    array.flat[-1 if name == "readout_macs" else 0] += change  # a full head's multiply-adds stand in the geometry
     found = complaint(replace(work, **{name: array}), [ROW])
     assert found is not None
 
 
+def test_what_a_rule_runs_is_counted_by_kind_and_a_pruned_head_shows_what_is_emitted() -> None:
+    """A full head at layer 1, a pruned one at 2, which the exit there needs no other head for."""
+    rule = early_exit("softmax_response", 4, 1000, 1, pruning="fixed", schedule="monotone")
+    point = replace(rule, ceiling=4, thresholds=((0.5, 0.5, math.inf),))
+    heads = np.zeros((len(READOUTS), 4), dtype=bool)
+    heads[READOUTS.index("full"), 0] = heads[READOUTS.index("subset"), 1:3] = True
+    shows = np.array([True, True, True, False])
+    macs = np.array([[0, 10, 20, 0], [0, 11, 21, 0], [0, 12, 22, 0]])
+    signal = np.array([[0.1, 0.2, 0.3], [0.1, 0.6, np.nan], [0.1, 0.7, np.nan]])
+    work = implied(replace(ROW, signal=signal), Readouts(heads, shows, macs), point)
+    assert work.readout_rows[READOUTS.index("full")].tolist() == [3, 0, 0, 1]
+    assert work.readout_rows[READOUTS.index("subset")].tolist() == [0, 3, 1, 0]
+    assert work.readout_macs[READOUTS.index("subset")].tolist() == [0, 33, 20, 0]
+    forced = implied(replace(ROW, chosen=np.zeros(3, dtype=bool)), Readouts(heads, shows, macs), point)
+    assert forced.readout_rows.sum(axis=0).tolist() == [0, 2, 0, 1], "a depth that was told is read by a full head"
+    assert not forced.readout_macs.any()
+
+
 def test_padded_keys_may_cost_more_but_never_less() -> None:
-    work = implied(ROW, POINT, masked_prompt=False)
+    work = implied(ROW, WHOLE, POINT, masked_prompt=False)
     assert complaint(work, [ROW], exact=False) is None
     assert complaint(work, [ROW], exact=True) is not None
     assert complaint(replace(work, context=work.context * 7), [ROW], exact=False) is None
@@ -54,7 +77,7 @@ def test_padded_keys_may_cost_more_but_never_less() -> None:
 
 
 def test_rows_together_may_cost_more_but_never_less() -> None:
-    both = implied(ROW, POINT) + implied(ROW, POINT)
+    both = implied(ROW, WHOLE, POINT) + implied(ROW, WHOLE, POINT)
     assert complaint(both, [ROW, ROW]) is None
     assert complaint(replace(both, tokens=both.tokens + 2), [ROW, ROW]) is None
     assert complaint(replace(both, tokens=both.tokens - 1), [ROW, ROW]) is not None
@@ -63,7 +86,7 @@ def test_rows_together_may_cost_more_but_never_less() -> None:
 
 def test_free_depth_owes_every_layer_a_block_or_a_fill() -> None:
     point = replace(POINT, schedule="free_eager")
-    work = implied(ROW, point)
+    work = implied(ROW, WHOLE, point)
     assert "tokens" in (complaint(work, [ROW], point=point) or "")
     work.fills[0, 2:] += 2
     assert complaint(work, [ROW], point=point) is None

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Tally
-from emad_ref.audit.trajectory import Trajectory, decided, judge_depths, judge_logits, judge_tokens
+from emad_ref.audit.lens import Readouts, Reference
+from emad_ref.audit.trajectory import Trajectory, discriminating, judge_depths, judge_logits, judge_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats
 
@@ -24,6 +25,11 @@ def made(depth: object = DEPTH, signal: Floats = SIGNAL, **change: object) -> Tr
     depth = np.asarray(depth)
     whole = Trajectory("row 0", np.arange(7), 2, depth, signal, np.ones(len(depth), dtype=bool))
     return replace(whole, **change)  # type: ignore[arg-type]  # fields by name
+
+
+def said(logits: Floats) -> Reference:
+    """Full heads of ``logits`` [5, L, V], which are also what is emitted."""
+    return Reference(logits, REFERENCE, logits, Readouts.whole(POINT, len(logits)), (np.zeros(5, dtype=np.int64),))
 
 
 def complaint(trajectory: Trajectory, reference: Floats = REFERENCE, point: OperatingPoint = POINT) -> str | None:
@@ -121,7 +127,7 @@ def test_logits_are_those_of_the_claimed_depth() -> None:
     shown = reference[np.arange(5), DEPTH - 1]
     for changed, passes in ((shown, True), (reference[:, 3], False), (shown * np.nan, False), (shown[:, :5], False)):
         with Tally("t") as tally:
-            judge_logits(tally, made(logits=changed), reference, TOLERANCE)
+            judge_logits(tally, made(logits=changed), said(reference), POINT, TOLERANCE)
         assert (tally.complaint is None) is passes
 
 
@@ -138,10 +144,10 @@ def test_tokens_are_the_argmax_at_the_claimed_depth_or_a_logit_tie() -> None:
         (other, tied, True, 1),
     ):
         with Tally("t") as tally:
-            judge_tokens(tally, made(), emitted, logits, TOLERANCE)
+            judge_tokens(tally, made(), emitted, said(logits), POINT, TOLERANCE)
         assert (tally.complaint is None, tally.ties) == (passes, ties)
 
 
-def test_decided_counts_positions_with_a_probe_below_the_cap() -> None:
-    assert decided(made(), POINT) == 4
-    assert decided(made(), replace(POINT, probes=(), thresholds=((),))) == 0
+def test_discriminating_counts_positions_with_a_probe_below_the_cap() -> None:
+    assert discriminating(made(), POINT) == 4
+    assert discriminating(made(), replace(POINT, probes=(), thresholds=((),))) == 0

@@ -22,6 +22,7 @@ from emad_ref.calibration.running import Statistics
 from emad_ref.calibration.trace import Trace, joined
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec
+from tests.traces import layerwise
 
 PROFILE = Profile(
     model="emad-tiny",
@@ -49,11 +50,10 @@ def trace_with(entropy, probability=None, top1=0):
     if probability is None:
         probability = np.full(len(entropy), 0.5)
     return Trace(
-        entropy_nats=entropy,
+        signals=layerwise(entropy, np.zeros_like(entropy)),
         nll_nats=entropy,
         top1=np.full(entropy.shape, top1, dtype=np.int32),
         top1_probability=np.tile(np.float32(probability)[:, None], entropy.shape[1]),
-        softmax_response=np.zeros_like(entropy),
         token=number,
         target=number,
         position=number,

@@ -12,6 +12,7 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec
 from emad_ref.policy.bins import ancestors, bin_index
+from tests.traces import layerwise
 
 LAYERS, WINDOW = 3, 50
 GRID = BinSpec(("position", "confidence"), position_edges=(5, 20))
@@ -25,11 +26,10 @@ def trace_of(windows, seed=0):
     entropy = np.exp(rng.normal(-2, 3, (tokens, LAYERS))).clip(0, 11).astype(np.float32)
     probability = rng.random((tokens, LAYERS), dtype=np.float32)
     return Trace(
-        entropy_nats=entropy,
+        signals=layerwise(entropy, probability),
         nll_nats=entropy,
         top1=rng.integers(0, 9, (tokens, LAYERS)).astype(np.int32),
         top1_probability=probability,
-        softmax_response=probability,
         token=np.zeros(tokens, dtype=np.int64),
         target=np.zeros(tokens, dtype=np.int64),
         position=np.tile(np.arange(WINDOW), windows),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,11 +19,14 @@ from emad_ref.calibration.trace import (
     stream,
     take_trace,
     trace_batch,
+    trace_stepwise,
     windows,
 )
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
+from emad_ref.point import OperatingPoint
 from emad_ref.readout.signals import NotFinite
+from emad_ref.signals import LAYERWISE
 from tests.small import LAYERS, VOCABULARY, small_model
 
 ROUNDING = 1e-5  # traces hold float32
@@ -141,6 +146,31 @@ def test_every_column_is_what_the_logits_of_a_plain_pass_say(stepper):
     assert trace.token.tolist() == one.tokens[6:-1].tolist()
     assert trace.target.tolist() == target.tolist()
     assert trace.position.tolist() == list(range(6, 19))
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+def test_every_declared_signal_is_a_column_however_the_trace_was_taken(stepper, name):
+    """In batches and joined, token by token, and put in another order."""
+    texts = [sequence(20, 6), sequence(9, 2, seed=1)]
+    trace = take_trace(stepper, texts)
+    found = [trace.column(name)[trace.sequence == i] for i in (0, 1)]
+    for text, column in zip(texts, found, strict=True):
+        expected = LAYERWISE[name].from_lens(lens_logits(stepper, text.tokens)[text.adaptive_from : -1])
+        assert np.abs(column - expected).max() < ROUNDING
+        assert np.abs(trace_stepwise(stepper, text).column(name) - expected).max() < ROUNDING
+    assert column.dtype == np.float32
+    turned = trace.reordered(np.array([1, 0])).column(name)
+    assert np.array_equal(turned, np.concatenate(found[::-1]))
+    point = OperatingPoint("p", "f", LAYERS, LAYERS, (2,), ((0.5,),), signal=name)
+    assert trace.signal(point) is trace.column(name)
+
+
+def test_a_signal_that_was_not_recorded_is_refused(stepper):
+    trace = take_trace(stepper, [sequence(9)])
+    first, *rest = LAYERWISE
+    without = replace(trace, signals={name: trace.column(name) for name in rest})
+    with pytest.raises(BadArgument, match=f"signal='{first}', but expected one that this trace records"):
+        without.column(first)
 
 
 def test_the_last_layer_of_the_lens_is_the_model_itself(stepper):

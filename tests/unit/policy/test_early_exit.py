@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.point import SIGNALS, Confidence, OperatingPoint, layers_read
-from emad_ref.policy.early_exit import FIRST_DECISION, PRUNINGS, early_exit, kept_tokens
+from emad_ref.point import Confidence, OperatingPoint
+from emad_ref.policy.early_exit import CONFIDENCES, PRUNINGS, early_exit, kept_tokens
 from emad_ref.policy.thresholds import decayed, fires, fixed_entropy, response
+from emad_ref.signals import SIGNALS, layers_read
 
 L, V = 24, 32_128  # T5-large
 
@@ -76,14 +77,15 @@ def test_only_what_a_rule_needs_is_probed_and_nothing_fires_before_it_may(
 
 def test_every_rule_and_pruning_makes_a_point_of_its_own_or_is_refused() -> None:
     points = {}
-    for signal, pruning in product(FIRST_DECISION, PRUNINGS):
-        if pruning != "none" and signal in ("saturation", "weighted_contrast"):
+    for signal, pruning in product(CONFIDENCES, PRUNINGS):
+        if pruning != "none" and not SIGNALS[signal].prunable:
             with pytest.raises(BadArgument, match=f"no pruning for {signal}; for softmax_response and jsd_contrast"):
                 early_exit(signal, L, V, 7, pruning=pruning)
             continue
         points[signal, pruning] = early_exit(signal, L, V, 7, pruning=pruning)
-    assert len(points) == len({point.name for point in points.values()}) == len(set(points.values())) == 10
-    assert len({point.family for point in points.values()}) == 10
+    assert len(points) == len({point.name for point in points.values()}) == len(set(points.values()))
+    assert len({point.family for point in points.values()}) == len(points)
+    assert {pruning for signal, pruning in points if SIGNALS[signal].prunable} == set(PRUNINGS)
     for point in points.values():
         assert json.loads(json.dumps(point.to_json()))["signal"] == point.signal
 
@@ -114,10 +116,6 @@ def test_the_combined_rule_is_the_contrast_among_the_kept_tokens() -> None:
 def test_the_plain_response_is_the_point_that_traces_replay() -> None:
     plain = early_exit("softmax_response", 12, V, 8, schedule="monotone")
     assert replace(plain, name="") == replace(response(12, (8, 9, 10, 11), 0.9), name="")
-
-
-def test_signals_and_rules_are_one_list() -> None:
-    assert set(FIRST_DECISION) == {signal for signal, sense in SIGNALS.items() if sense == "rises"}
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import response
 from emad_ref.readout.confidence import ContrastWatch, PrunedWatch, SaturationWatch
-from emad_ref.readout.contrast import SCORES
+from emad_ref.readout.contrast import score_of
 from emad_ref.readout.signals import NotFinite, Seen, saturation, softmax_response
 from emad_ref.readout.subset import adaptive_size
 from emad_ref.readout.watch import FullWatch, Watch, watch_of
@@ -122,7 +122,7 @@ def test_a_contrast_sees_the_logits_of_shallower_probes(stepper: Stepper, states
     seen = climb(watch_of(stepper, point), point, states)
     for layer in (3, 4, 5):
         shallower = {m: logits[m] for m in range(2, layer)}
-        expected = SCORES["jsd_contrast"](point.confidence, layer, logits[layer], shallower)
+        expected = score_of("jsd_contrast")(point.confidence, layer, logits[layer], shallower)
         assert torch.equal(seen[layer].signal, expected.signal)
         assert torch.equal(seen[layer].logits, expected.logits)
 

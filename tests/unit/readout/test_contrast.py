@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from emad_ref.point import Confidence
-from emad_ref.readout.contrast import SCORES, contrasted, head_share, in_head, jensen_shannon_nats, most_different
+from emad_ref.readout.contrast import contrasted, head_share, in_head, jensen_shannon_nats, most_different, score_of
 from emad_ref.readout.signals import NotFinite, softmax_response
+from emad_ref.signals import SIGNALS
 
 ROUNDED = 1e-12  # float64 sums of a hundred terms in another order
 V = 50
@@ -128,7 +129,7 @@ def test_the_weighted_amateur_stands_halfway(rescale: bool) -> None:
     z = drawn(1, 2, 3, 4, 5)
     confidence = Confidence(4, rescale=rescale)
     for layer in (4, 5):  # both have ⌊ℓ/2⌋ = 2
-        seen = SCORES["weighted_contrast"](confidence, layer, z[layer], z)
+        seen = score_of("weighted_contrast")(confidence, layer, z[layer], z)
         for row in range(7):
             score = p_dcd(softmax(z[layer][row].numpy()), softmax(z[2][row].numpy()), 0.1, rescale)
             assert float(seen.signal[row]) == pytest.approx(gap(score), abs=ROUNDED)
@@ -139,9 +140,9 @@ def test_the_divergent_amateur_is_sought_from_the_minimum_layer_on() -> None:
     z = drawn(1, 2, 3, 4, 5)
     z[3], z[4] = (z[5] + 0.1 * z[m] for m in (3, 4))  # much like the expert
     z[2] = -z[5]  # as different as can be, but below the minimum layer
-    seen = SCORES["jsd_contrast"](Confidence(3), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
-    only = SCORES["jsd_contrast"](Confidence(3), 5, z[5], {m: z[m] for m in (3, 4)})
-    wider = SCORES["jsd_contrast"](Confidence(2), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
+    seen = score_of("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
+    only = score_of("jsd_contrast")(Confidence(3), 5, z[5], {m: z[m] for m in (3, 4)})
+    wider = score_of("jsd_contrast")(Confidence(2), 5, z[5], {m: z[m] for m in (1, 2, 3, 4)})
     assert torch.equal(seen.signal, only.signal)
     assert not torch.allclose(seen.signal, wider.signal, atol=0.1)
 
@@ -151,40 +152,40 @@ def test_where_there_is_nothing_to_contrast_with_the_signal_is_no_number(
     signal: str, undefined: int, defined: int
 ) -> None:
     z = drawn(2, 3, 4, 5)
-    seen = SCORES[signal](Confidence(4), undefined, z[undefined], {2: z[2], 3: z[3]})
+    seen = score_of(signal)(Confidence(4), undefined, z[undefined], {2: z[2], 3: z[3]})
     assert torch.isnan(seen.signal).all()
     assert seen.logits is z[undefined]
-    assert torch.isfinite(SCORES[signal](Confidence(4), defined, z[defined], {2: z[2], 4: z[4]}).signal).all()
+    assert torch.isfinite(score_of(signal)(Confidence(4), defined, z[defined], {2: z[2], 4: z[4]}).signal).all()
 
 
 def test_the_expert_may_speak_while_the_contrast_decides() -> None:
     z = drawn(4, 5)
-    score = SCORES["jsd_contrast"](Confidence(4), 5, z[5], {4: z[4]})
-    expert = SCORES["jsd_contrast"](Confidence(4, emit="expert"), 5, z[5], {4: z[4]})
+    score = score_of("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
+    expert = score_of("jsd_contrast")(Confidence(4, emit="expert"), 5, z[5], {4: z[4]})
     assert torch.equal(score.signal, expert.signal)
     assert expert.logits is z[5]
     assert (score.logits.argmax(dim=-1) != z[5].argmax(dim=-1)).any(), "the drawn case must tell them apart"
 
 
-@pytest.mark.parametrize("signal", list(SCORES))
+@pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if signal.cost is not None])
 @pytest.mark.parametrize("layer", [3, 4, 5])
 def test_logits_that_are_no_numbers_are_refused_wherever_they_appear(signal: str, layer: int) -> None:
     z = drawn(2, 3, 4, 5)
     z[layer][1, 3] = torch.nan
     with pytest.raises(NotFinite, match=f"after layer {layer}"):
-        SCORES[signal](Confidence(4), layer, z[layer], {m: z[m] for m in range(2, layer)})
+        score_of(signal)(Confidence(4), layer, z[layer], {m: z[m] for m in range(2, layer)})
 
 
 def test_half_precision_is_raised_for_the_score_and_given_back() -> None:
     z = {layer: logits.to(torch.bfloat16) for layer, logits in drawn(4, 5).items()}
-    seen = SCORES["jsd_contrast"](Confidence(4), 5, z[5], {4: z[4]})
-    exact = SCORES["jsd_contrast"](Confidence(4), 5, z[5].double(), {4: z[4].double()})
+    seen = score_of("jsd_contrast")(Confidence(4), 5, z[5], {4: z[4]})
+    exact = score_of("jsd_contrast")(Confidence(4), 5, z[5].double(), {4: z[4].double()})
     assert (seen.signal.dtype, seen.logits.dtype) == (torch.float32, torch.bfloat16)
     assert torch.allclose(seen.signal.double(), exact.signal, atol=1e-5)  # float32 log-softmax of logits up to 15
 
 
 def test_softmax_response_asks_no_other_layer() -> None:
     z = drawn(4)[4]
-    seen = SCORES["softmax_response"](Confidence(4, kept=(8,)), 4, z, NONE)
+    seen = score_of("softmax_response")(Confidence(4, kept=(8,)), 4, z, NONE)
     assert torch.equal(seen.signal, softmax_response(z))
     assert seen.logits is z

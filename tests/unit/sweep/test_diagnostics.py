@@ -10,7 +10,9 @@ import pytest
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
+from emad_ref.signals import ENTROPY
 from emad_ref.sweep.diagnostics import above_cap, agreement_auroc, agreement_rate, along, collapse, echo_rate
+from tests.traces import layerwise
 
 LAYERS = 4
 POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (1, 2), ((0.5, 0.5),))
@@ -20,11 +22,10 @@ def trace_of(entropy, top1, token, lengths):
     """``entropy`` and ``top1`` [tokens, 4]; ``lengths`` of the sequences."""
     entropy, rows = np.array(entropy, dtype=np.float32), len(token)
     return Trace(
-        entropy_nats=entropy,
+        signals=layerwise(entropy, entropy),
         nll_nats=entropy,
         top1=np.array(top1, dtype=np.int32),
         top1_probability=entropy,
-        softmax_response=entropy,
         token=np.array(token),
         target=np.zeros(rows, dtype=np.int64),
         position=np.concatenate([np.arange(n) for n in lengths]),
@@ -52,9 +53,9 @@ def test_agreement_is_with_the_last_layer_which_agrees_with_itself(echoing):
 def test_auroc_is_the_share_of_pairs_that_low_entropy_puts_in_order(echoing):
     """Layer 1: the one that agrees has the lowest entropy. Layer 2: both that agree lie below both that do not."""
     assert agreement_auroc(echoing)[:2].tolist() == [1.0, 1.0]
-    confident_and_wrong = replace(echoing, entropy_nats=-echoing.entropy_nats)
+    confident_and_wrong = replace(echoing, signals={ENTROPY.name: -echoing.entropy_nats})
     assert agreement_auroc(confident_and_wrong)[:2].tolist() == [0.0, 0.0]
-    blind = replace(echoing, entropy_nats=np.ones_like(echoing.entropy_nats))
+    blind = replace(echoing, signals={ENTROPY.name: np.ones_like(echoing.entropy_nats)})
     assert agreement_auroc(blind)[:2].tolist() == [0.5, 0.5]
 
 

@@ -8,11 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
+from emad_ref.policy.thresholds import fires
+from emad_ref.signals import LAYERWISE
 from emad_ref.sweep.grids import (
     CHUNKS,
     DOUBTS,
     FINEST,
+    by_quantile,
     chunked,
     early_exits,
     emad_margins,
@@ -21,6 +25,7 @@ from emad_ref.sweep.grids import (
     responses,
     truncations,
 )
+from tests.traces import layerwise
 from tests.unit.calibration.test_profile import PROFILE
 
 
@@ -124,3 +129,32 @@ def test_positional_sweeps_reach_every_floor():
 
 def test_a_profile_without_probes_still_has_a_sweep():
     assert [p.probes for p in emad_margins(replace(PROFILE, probes=(), targets_nats=()), 2)] == [()]
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(name):
+    """In the signal's own sense, on the text that they were taken from."""
+    tokens, probes, rng = 400, (1, 2, 3), np.random.default_rng(0)
+    column = rng.random((tokens, 4), dtype=np.float32) * np.array([9, 4, 2, 1], dtype=np.float32)
+    number = np.arange(tokens)
+    trace = Trace(
+        signals=layerwise(column, column),
+        nll_nats=column,
+        top1=np.zeros((tokens, 4), dtype=np.int32),
+        top1_probability=column,
+        token=number,
+        target=number,
+        position=number,
+        starts=np.array([0, tokens]),
+        prompts=np.array([0]),
+    )
+    points = by_quantile(LAYERWISE[name], trace, probes, 9)
+    assert len({point.name for point in points}) == len(points) == 9
+    shares = [float(point.name.rpartition("p=")[2]) for point in points]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (1 / tokens, 1.0)
+    assert shares[4:] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, 4)}
+    for point, share in zip(points, shares, strict=True):
+        passed = [fires(point, i, trace.column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)]
+        assert passed == pytest.approx([share] * 3, abs=1.5 / tokens)

@@ -16,6 +16,7 @@ from emad_ref.record import Work
 from emad_ref.sweep.grids import early_exits
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
+from tests.traces import layerwise
 
 GEOMETRY = geometry_of(small_config("gpt_neox"))
 ADAPTIVE = OperatingPoint("half", "emad", LAYERS, LAYERS, (2, 4), ((0.5, 0.5),))
@@ -30,11 +31,10 @@ def trace():
     nll = np.arange(5 * LAYERS, dtype=np.float32).reshape(5, LAYERS) / 50
     number = np.arange(5)
     return Trace(
-        entropy_nats=entropy,
+        signals=layerwise(entropy, nll),
         nll_nats=nll,
         top1=np.zeros((5, LAYERS), dtype=np.int32),
         top1_probability=nll,
-        softmax_response=nll,
         token=number,
         target=number,
         position=np.array([0, 1, 2, 4, 5]),

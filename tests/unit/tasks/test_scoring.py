@@ -9,6 +9,7 @@ from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.tasks.scoring import correct, item_of, runs, sequences_of
 from emad_ref.text.documents import Example
+from tests.traces import layerwise
 
 CHOICE = Example("facts", "ab", "d", "choice", options=("c", "d", "eh"))
 EXACT = Example("inventory", "abc", "def", "exact")
@@ -35,11 +36,10 @@ def trace_of(items, likely):
     liked = np.repeat(np.array(likely, dtype=bool), lengths, axis=0)
     target = np.concatenate([t for _, _, t in parts])
     return Trace(
-        entropy_nats=np.ones(liked.shape, dtype=np.float32),
+        signals=layerwise(np.ones(liked.shape, dtype=np.float32), np.ones(liked.shape, dtype=np.float32)),
         nll_nats=np.where(liked, 0.1, 5.0).astype(np.float32),
         top1=np.where(liked, target[:, None], 99).astype(np.int32),
         top1_probability=np.ones(liked.shape, dtype=np.float32),
-        softmax_response=np.ones(liked.shape, dtype=np.float32),
         token=np.concatenate([t for _, t, _ in parts]),
         target=target,
         position=np.concatenate([start + np.arange(len(t)) for start, t, _ in parts]),

@@ -1,0 +1,81 @@
+"""The lens of a model that the stepper knows, with any rule led up all its layers, and what replay says of a document.
+
+Signals of one layer's readout are none of its business: audits compute those from its logits. What compares several
+layers, prunes or estimates is led as decoding would lead it (``readout.watch``), over the states of one plain pass and
+with no token stopping; under an exact schedule a decoder sees the same wherever it gets to. What is checked of such a
+rule is therefore all that surrounds the reading: which layers were read, on whose states, what was compared, emitted
+and counted. The readings themselves are held to the papers' formulas by tests.
+
+The only module of this package that runs a model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from emad_ref.audit.bridge import Replayed
+from emad_ref.audit.lens import Led, Readouts, candidate_rows
+from emad_ref.calibration.trace import TokenSequence, lens_logits, lens_states, take_trace
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.readout.watch import watch_of
+from emad_ref.record import READOUTS, Floats, Ints, Work
+from emad_ref.replay import replay
+
+
+@dataclass(frozen=True, eq=False)
+class ModelLens:
+    """``source`` int64 [s]: what an encoder-decoder model reads beside every sequence; None for decoder-only models."""
+
+    stepper: Stepper
+    source: Ints | None = None
+
+    def __call__(self, tokens: Ints) -> Floats:
+        return lens_logits(self.stepper, tokens, source=self.source)
+
+    @torch.inference_mode()
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+        """As of ``audit.lens.Lens``: every rule whose parameters fit this model.
+
+        Raises:
+            BadArgument: an estimator or a pruning of other sizes than this model's.
+        """
+        watch, n = watch_of(self.stepper, point), len(tokens) - first
+        signal, emitted = np.full((n, len(point.probes)), np.nan), []
+        heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
+        macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
+        watch.begin()
+        for layer, states in enumerate(lens_states(self.stepper, tokens, first, self.source), start=1):
+            logits = self.stepper.logits(states)
+            if layer in point.probes:
+                probe, work = point.probes.index(layer), Work.none(point.layers)
+                seen = watch.see(states, probe, work)
+                signal[:, probe] = seen.signal.double().cpu().numpy()
+                heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
+                macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs
+                if seen.logits is not None:
+                    shows[layer - 1], logits = True, seen.logits
+            emitted.append(logits.double().cpu().numpy())
+        return Led(signal, np.stack(emitted, axis=1), Readouts(heads, shows, macs))
+
+
+def replayed_by(stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float) -> Replayed:
+    """Replay's say on ``sequence`` under ``point``, for ``bridge``; ``tolerance`` of a decoder, for bins near an edge.
+
+    Raises:
+        BadArgument: a point that replay does not cover.
+    """
+    estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
+    rules = [] if point.confidence is None else [point]
+    trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules)
+    done, columns = replay(trace, point), np.asarray(point.probes, dtype=np.int64) - 1
+    rows: tuple[Ints, ...] = ()
+    if point.probes and point.bins.features:
+        first = columns[0]
+        told = [trace.top1[:, first].astype(np.int64)]
+        rows = candidate_rows(point.bins, trace.position, trace.top1_probability[:, first], told, tolerance)
+    signal = trace.signal(point)[:, columns].astype(np.float64)
+    return Replayed(sequence.tokens, done.depth, done.nll_nats, signal, sequence.adaptive_from, rows)

@@ -1,0 +1,213 @@
+"""The signals: numbers computed from one token's states that a rule can compare with a threshold. One row each.
+
+A row says what a signal is called and in which unit, whether it falls or rises as the model makes up its mind, what it
+is computed from, what reading it costs, and how an audit computes it again. Points validate against this table;
+watches, the lens trace, replay, early exits and audits read it: a signal that one layer's readout decides is a new row
+and nothing else.
+
+    entropy_nats       H(p_ℓ) (EMAD)
+    softmax_response   top-1 − top-2 of p_ℓ (CALM)
+    saturation         cos(h_ℓ, h_{ℓ−1}) (CALM)
+    weighted_contrast  top-1 − top-2 of p_DCD, the amateur at ⌊ℓ/2⌋ (early-exit LLMs)
+    jsd_contrast       the same, the amateur chosen by its divergence
+
+``from_logits`` is used by the lens trace and by the decode loop alike: replay equals decoding only if both compute the
+same number from the same logits. ``from_lens`` is written a second time, in float64 NumPy, for whoever doubts the
+first. How several layers are read together stands in ``readout``, by what a signal ``needs``. Knows no threshold and
+no point; imports no torch, which whoever holds logits has imported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.record import Floats
+
+if TYPE_CHECKING:  # nobody who only names signals waits for torch
+    from torch import Tensor
+
+
+class Readout:
+    """Logits [..., V] of one layer, and what several signals take from them, each computed once."""
+
+    def __init__(self, logits: Tensor):
+        self.logits = raised(logits)
+
+    @cached_property
+    def log_p(self) -> Tensor:
+        """log softmax, [..., V]."""
+        return self.logits.log_softmax(dim=-1)
+
+    @cached_property
+    def top2(self) -> tuple[Tensor, Tensor]:
+        """(log-probabilities, tokens int64) of the two likeliest tokens, each [..., 2]."""
+        values, indices = self.log_p.topk(2, dim=-1)
+        return values, indices
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a signal after layer ℓ is computed from beside what ℓ shows, for decisions from a minimum layer j on.
+
+    ``least``     the least j that leaves something to compare with.
+    ``delay``     layers after j before it is defined.
+    ``compared``  (j, ceiling) → layers below j that are read for comparison alone.
+    """
+
+    name: str
+    least: int = 1
+    delay: int = 0
+    compared: Callable[[int, int], set[int]] = lambda minimum, ceiling: set()
+
+
+ALONE = Needs("this layer's readout alone")
+BELOW = Needs("the state of the layer below", least=2, compared=lambda minimum, ceiling: {minimum - 1})
+HALFWAY = Needs(
+    "the readout after ⌊ℓ/2⌋", least=2, compared=lambda minimum, ceiling: {at // 2 for at in range(minimum, ceiling)}
+)
+SINCE = Needs("the readouts since the minimum layer", delay=1)  # at that layer itself there is none to contrast with
+
+
+@dataclass(frozen=True)
+class Signal:
+    """One row.
+
+    ``sense``        ``falls``: a rule fires at or below τ; ``rises``: at or above.
+    ``needs``        what it is computed from; ``ALONE``: one layer's logits.
+    ``cost``         the kind of ``record.READOUTS`` that a probe runs over the whole vocabulary; None: no readout.
+    ``from_logits``  logits [..., V] → [...], float32 (float64 for float64 logits); None where it needs more.
+    ``from_lens``    the same in NumPy, float64 [..., V] → [...], for audits; None: they lead the rule's own watch.
+    ``noise``        how far it may be off, in multiples of how far a logit may be.
+    ``prunable``     whether it is defined over a part of the vocabulary too.
+    ``estimated``    whether estimators of it exist (``point.Estimator``).
+    """
+
+    name: str
+    sense: Literal["falls", "rises"]
+    unit: str
+    needs: Needs
+    cost: str | None = "full"
+    from_logits: Callable[[Readout], Tensor] | None = None
+    from_lens: Callable[[Floats], Floats] | None = None
+    noise: float = 1.0
+    prunable: bool = False
+    estimated: bool = False
+
+    @property
+    def alone(self) -> bool:
+        """Whether one layer's readout decides it: every trace has it as a column."""
+        return self.from_logits is not None
+
+    @property
+    def contrasts(self) -> bool:
+        """Whether it sets readouts of several layers against each other."""
+        return not self.alone and self.cost is not None
+
+    @property
+    def never(self) -> float:
+        """The threshold that no value reaches."""
+        return -math.inf if self.sense == "falls" else math.inf
+
+    def read(self, readout: Readout) -> Tensor:
+        """Its value [...] for one layer's readout [..., V], where that is all it needs."""
+        assert self.from_logits is not None, f"{self.name} needs {self.needs.name}"
+        return self.from_logits(readout)
+
+    def of(self, logits: Tensor) -> Tensor:
+        """``read`` for logits [..., V] of which nothing else is asked."""
+        return self.read(Readout(logits))
+
+
+def raised(values: Tensor) -> Tensor:
+    """float32 of half precision, in which 50,000 terms lose the second digit; float32 and float64 as they are."""
+    return values if values.element_size() == 8 else values.float()
+
+
+def margin(log_scores: Tensor) -> Tensor:
+    """Largest minus second largest of e^x over x [..., n ≥ 2]; [...]."""
+    return _difference(log_scores.topk(2, dim=-1).values)
+
+
+def _difference(log_best: Tensor) -> Tensor:
+    first, second = log_best.exp().unbind(dim=-1)
+    return first - second
+
+
+def _entropy(readout: Readout) -> Tensor:
+    """H = log Z − Σ p z of softmax(z), in nats."""
+    log_p = readout.log_p
+    # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for it is not greater than -inf either, and
+    # an entropy of 0 would let every rule fire
+    return -(log_p.exp() * log_p).masked_fill(log_p == -math.inf, 0.0).sum(dim=-1)
+
+
+def _response(readout: Readout) -> Tensor:
+    """Top-1 minus top-2 probability (CALM, "softmax response")."""
+    return _difference(readout.top2[0])
+
+
+def _lens_log_p(logits: Floats) -> Floats:
+    z = logits - logits.max(axis=-1, keepdims=True)
+    log_p: Floats = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
+    return log_p
+
+
+def _lens_entropy(logits: Floats) -> Floats:
+    log_p = _lens_log_p(logits)
+    entropy: Floats = -(np.exp(log_p) * log_p).sum(axis=-1)
+    return entropy
+
+
+def _lens_top2(values: Floats) -> Floats:
+    """[...] the largest of ``values`` [..., V] minus the second largest."""
+    best = np.partition(values, -2, axis=-1)
+    gap: Floats = best[..., -1] - best[..., -2]
+    return gap
+
+
+def _lens_response(logits: Floats) -> Floats:
+    return _lens_top2(np.exp(_lens_log_p(logits)))
+
+
+ENTROPY = Signal("entropy_nats", "falls", "nats", ALONE, from_logits=_entropy, from_lens=_lens_entropy, estimated=True)
+RESPONSE = Signal(
+    "softmax_response",
+    "rises",
+    "of probability",
+    ALONE,
+    from_logits=_response,
+    from_lens=_lens_response,
+    prunable=True,
+)
+SIGNALS: dict[str, Signal] = {
+    signal.name: signal
+    for signal in (
+        ENTROPY,
+        RESPONSE,
+        Signal("saturation", "rises", "of cosine", BELOW, cost=None),
+        # a score is a difference of two log-probabilities, each as wrong as a logit and its normaliser
+        Signal("weighted_contrast", "rises", "of probability", HALFWAY, noise=4.0),
+        Signal("jsd_contrast", "rises", "of probability", SINCE, noise=4.0, prunable=True),
+    )
+}
+LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}
+
+
+def layers_read(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
+    """The layers whose states ``signal`` needs for decisions after layers ``minimum`` … ``ceiling`` − 1.
+
+    Raises:
+        BadArgument: a minimum with no layer to decide at, or with none below it to compare with.
+    """
+    needs = SIGNALS[signal].needs
+    if not needs.least <= minimum < ceiling:
+        remedy = "layer 0, the embedding, is compared with nothing" if needs.least > 1 else ""
+        raise BadArgument("confidence.minimum", minimum, f"a layer in {needs.least}–{ceiling - 1} for {signal}", remedy)
+    return tuple(sorted({*range(minimum, ceiling)} | needs.compared(minimum, ceiling)))

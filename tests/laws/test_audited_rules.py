@@ -1,0 +1,319 @@
+"""Any rule can be audited: an honest decoder passes every check under it, a planted defect is refuted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import Tensor
+
+from emad_ref.audit import Finding, bridge, decisions, generation, rows, tolerance
+from emad_ref.audit.lens import consult
+from emad_ref.audit.oracle import ModelLens, replayed_by
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.policy.bins import frequency_buckets
+from emad_ref.protocol import Prompt
+from emad_ref.readout.signals import Seen
+from emad_ref.record import Work
+from emad_ref.signals import LAYERWISE, SIGNALS
+from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
+from tests.small import LAYERS, VOCABULARY, small_model
+
+PROBES = (1, 3, 5)
+TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
+NEW = 10
+SHARE = 0.08  # of tokens that stop at a probe: a row falls step by step
+TOPK = Estimator("topk", k=8, correction=((1.1, 0.05), (0.9, 0.1), (1.0, -0.1)))
+LOWRANK = Estimator("lowrank", k=8, rank=6)
+LINEAR = Estimator(
+    "linear", weights=tuple(tuple(row) for row in np.random.default_rng(5).normal(0, 0.3, (3, 33)).tolist())
+)
+# name → (bins, the share of tokens that each row of thresholds lets go): hardly any at the first positions
+BINNED = {
+    "position and confidence": (
+        BinSpec(("position", "confidence"), position_edges=(8,), confidence_edges=(0.06, 0.1)),
+        (0.001, 0.002, 0.003, 0.02, 0.3, 0.6),
+    ),
+    "frequency and position": (
+        BinSpec(("frequency", "position"), (8,), frequency=frequency_buckets(np.arange(VOCABULARY, 0, -1))),
+        (0.001, 0.6, 0.002, 0.1, 0.003, 0.01),
+    ),
+}
+
+
+@cache
+def stepper() -> Stepper:
+    return CausalStepper(small_model("gpt_neox"))
+
+
+@cache
+def lens() -> ModelLens:
+    return ModelLens(stepper())
+
+
+@cache
+def trace() -> Trace:
+    """Text from which thresholds are taken."""
+    rng = np.random.default_rng(1)
+    texts = [TokenSequence(rng.integers(0, VOCABULARY, 40)) for _ in range(6)]
+    estimators = dict.fromkeys((TOPK, LOWRANK, LINEAR), PROBES)
+    rules = [point for point in CONFIDENCE_RULES.values() if point.confidence is not None]
+    return take_trace(stepper(), texts, estimators=estimators, rules=rules)
+
+
+def sure(point: OperatingPoint, share: float) -> OperatingPoint:
+    """Thresholds that a ``share`` of all tokens reach at each probe that may decide."""
+    signal = SIGNALS[point.signal]
+    seen = np.nan_to_num(trace().signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
+    found = np.quantile(seen, share if signal.sense == "falls" else 1 - share, axis=0)
+    levels = [
+        signal.never if old == signal.never else float(level)
+        for level, old in zip(found, point.thresholds[0], strict=True)
+    ]
+    return replace(point, thresholds=(tuple(levels),) * point.bins.count, schedule="monotone")
+
+
+def plain(**change: Any) -> OperatingPoint:
+    return OperatingPoint("plain", "f", LAYERS, LAYERS, PROBES, ((0.0,) * len(PROBES),), **change)
+
+
+def binned(spec: BinSpec, shares: tuple[float, ...]) -> OperatingPoint:
+    """Every bin a share of tokens of its own, so that a token in a wrong one gives itself away."""
+    table = tuple(sure(plain(), share).thresholds[0] for share in shares)
+    return replace(plain(), thresholds=table, bins=spec)
+
+
+def between(signal: str) -> OperatingPoint:
+    """Thresholds that get easier with depth, so that lines meet them between probes."""
+    levels = tuple(sure(plain(signal=signal), share).thresholds[0][i] for i, share in enumerate((0.02, 0.02, 0.3)))
+    return replace(plain(signal=signal), thresholds=(levels,), interpolate=True)
+
+
+POINTS: dict[str, Callable[[], OperatingPoint]] = {
+    **{name: lambda name=name: sure(plain(signal=name), SHARE) for name in LAYERWISE},
+    **{
+        name: lambda point=point: sure(point, SHARE)
+        for name, point in CONFIDENCE_RULES.items()
+        if point.confidence is not None
+    },
+    **{
+        estimator.name: lambda estimator=estimator: sure(plain(estimator=estimator), SHARE)
+        for estimator in (TOPK, LOWRANK, LINEAR)
+    },
+    **{name: lambda row=row: binned(*row) for name, row in BINNED.items()},
+    "between probes": lambda: between("entropy_nats"),
+    "between probes, rising": lambda: between("softmax_response"),
+    "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
+}
+CHECKS = ("decisions", "generation", "rows", "bridge")
+ALIKE = {"jsd decaying alpha", "jsd as the code", "decaying", "jsd fixed", "between probes, rising"}
+KINDS = [name for name in POINTS if name not in ALIKE]  # one of each way of reading is enough for defects of all
+
+
+@cache
+def prompts() -> tuple[list[Prompt], np.ndarray]:
+    rng = np.random.default_rng(11)
+    return [Prompt(rng.integers(0, VOCABULARY, n)) for n in (5, 9, 1)], rng.integers(0, VOCABULARY, (3, 12))
+
+
+@cache
+def texts() -> list[TokenSequence]:
+    rng = np.random.default_rng(12)
+    return [TokenSequence(rng.integers(0, VOCABULARY, 30), start) for start in (0, 4)]
+
+
+def audited(check: str, decoder: WalkedDecoder, point: OperatingPoint) -> Finding:
+    asked, continuation = prompts()
+    if check == "decisions":
+        return decisions(decoder, lens(), point, asked, continuation, TOLERANCE)
+    if check == "bridge":
+        return bridge(decoder, point, [replayed_by(stepper(), text, point, TOLERANCE) for text in texts()], TOLERANCE)
+    how = {"generation": generation, "rows": rows}[check]
+    # a text in which depth makes no difference has no power, but is no reason to refute anybody either
+    return how(decoder, lens(), point, asked, NEW, TOLERANCE, needed=0)
+
+
+def honest(point: OperatingPoint) -> WalkedDecoder:
+    return WalkedDecoder(stepper(), point, max_rows=3)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", POINTS)
+def test_an_honest_decoder_passes(name: str, check: str) -> None:
+    point = POINTS[name]()
+    finding = audited(check, honest(point), point)
+    assert finding.passed is True, finding.detail
+    assert finding.n > 0
+    assert finding.ties == 0
+
+
+@pytest.mark.parametrize("name", POINTS)
+def test_depths_are_spread(name: str) -> None:
+    """Else nothing here has power."""
+    point = POINTS[name]()
+    text = TokenSequence(np.random.default_rng(12).integers(0, VOCABULARY, 60))
+    depth = replayed_by(stepper(), text, point, TOLERANCE).depth
+    assert len(set(depth.tolist())) > 1, depth
+    if point.interpolate:
+        assert set(depth.tolist()) - {*PROBES, LAYERS}, "no token leaves between probes"
+
+
+# ---------------------------------------------------------------- planted defects
+
+
+class Altered:
+    """A watch with one thing wrong."""
+
+    def __init__(self, watch: Any):
+        self.watch = watch
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.watch, name)
+
+
+class OtherSignal(Altered):
+    """Compares a signal that is one thousandth off."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        seen = self.watch.see(hidden, probe, work)
+        return replace(seen, signal=seen.signal * 1.001)
+
+
+class FullHead(Altered):
+    """Compares what the rule compares, and emits from the full head all the same, which it does not count."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        seen = self.watch.see(hidden, probe, work)
+        return replace(seen, logits=self.watch.stepper.logits(hidden))
+
+
+class Free(Altered):
+    """Reads without being charged."""
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        return self.watch.see(hidden, probe, Work.none(work.layers))
+
+
+def with_watch(point: OperatingPoint, altered: type[Altered]) -> WalkedDecoder:
+    decoder = honest(point)
+    decoder._walker.watch = altered(decoder._walker.watch)
+    return decoder
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_decoder_that_compares_another_signal_is_refuted(name: str) -> None:
+    point = POINTS[name]()
+    for check in ("generation", "bridge"):
+        finding = audited(check, with_watch(point, OtherSignal), point)
+        assert finding.passed is False, (check, finding.detail)
+        assert f"{SIGNALS[point.signal].unit}, more than" in finding.detail
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_decoder_of_other_thresholds_is_refuted(name: str) -> None:
+    """Its signals are the rule's; what it does with them is not."""
+    point = POINTS[name]()
+    easier = 0.1 if SIGNALS[point.signal].sense == "rises" else 1.6
+    other = replace(point, thresholds=tuple(tuple(level * easier for level in row) for row in point.thresholds))
+    for check in ("decisions", "bridge"):
+        finding = audited(check, honest(other), point)
+        assert finding.passed is False, (check, finding.detail)
+        assert "the rule gives depth" in finding.detail or "a signal that the rule compares" in finding.detail
+
+
+EMITS = [name for name in POINTS if (rule := CONFIDENCE_RULES.get(name)) is not None and rule.confidence is not None]
+
+
+@pytest.mark.parametrize("name", [name for name in EMITS if SIGNALS[CONFIDENCE_RULES[name].signal].cost is not None])
+def test_a_decoder_that_emits_from_the_full_head_is_refuted(name: str) -> None:
+    """Where the rule's own distribution is contrastive, or lacks what was pruned."""
+    point = POINTS[name]()
+    assert point.confidence is not None
+    if point.confidence.emit == "expert" and not point.confidence.pruned:
+        assert audited("decisions", with_watch(point, FullHead), point).passed is True, "the expert is the full head"
+        return
+    for check in ("decisions", "bridge"):
+        finding = audited(check, with_watch(point, FullHead), point)
+        assert finding.passed is False, (check, finding.detail)
+        assert "logits off by" in finding.detail or "NLL off by" in finding.detail
+
+
+@pytest.mark.parametrize("name", [name for name in KINDS if name != "saturation"])
+def test_a_decoder_whose_probes_are_free_is_refuted(name: str) -> None:
+    """Saturation runs no readout to be charged for."""
+    point = POINTS[name]()
+    finding = audited("decisions", with_watch(point, Free), point)
+    assert finding.passed is False, finding.detail
+    assert "work.readout_" in finding.detail
+
+
+CHANGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "no exit between probes": ("between probes", {"interpolate": False}),
+    "no exit between probes, rising": ("between probes, rising", {"interpolate": False}),
+    "no correction": (TOPK.name, {"estimator": replace(TOPK, correction=())}),
+    "another position edge": (
+        "position and confidence",
+        {"bins": replace(BINNED["position and confidence"][0], position_edges=(14,))},
+    ),
+    "another confidence edge": (
+        "position and confidence",
+        {"bins": replace(BINNED["position and confidence"][0], confidence_edges=(0.5, 0.9))},
+    ),
+    "another frequency table": (
+        "frequency and position",
+        {"bins": replace(BINNED["frequency and position"][0], frequency=frequency_buckets(np.arange(VOCABULARY)))},
+    ),
+}
+
+
+@pytest.mark.parametrize("defect", CHANGED)
+def test_a_decoder_that_leaves_out_part_of_the_rule_is_refuted(defect: str) -> None:
+    name, change = CHANGED[defect]
+    point = POINTS[name]()
+    for check in ("decisions", "bridge"):
+        assert audited(check, honest(replace(point, **change)), point).passed is False, check
+
+
+@pytest.mark.parametrize("decay", [None, (0.01, 16.0)], ids=["no decay", "a slower decay"])
+def test_a_decoder_whose_thresholds_do_not_fall_as_they_should_is_refuted(decay: tuple[float, float] | None) -> None:
+    """Thresholds just above the largest signal of the text, which reaches them once they have fallen by a tenth."""
+    plain_response = plain(signal="softmax_response")
+    asked, continuation = prompts()
+    read = {
+        "decisions": [
+            consult(lens(), np.concatenate([prompt.tokens, row]), plain_response, len(prompt.tokens) - 1).signal[2:]
+            for prompt, row in zip(asked, continuation, strict=True)
+        ],
+        "bridge": [
+            consult(lens(), text.tokens[:-1], plain_response, text.adaptive_from).signal[2:] for text in texts()
+        ],
+    }
+    for check, signals in read.items():
+        levels = tuple((np.concatenate(signals).max(axis=0) / 0.95).tolist())
+        point = replace(plain_response, thresholds=(levels,), decay=(200.0, 16.0))
+        assert audited(check, honest(point), point).passed is True
+        finding = audited(check, honest(replace(point, decay=decay)), point)
+        assert finding.passed is False, check
+        assert "the rule gives depth" in finding.detail
+
+
+# ---------------------------------------------------------------- the oracle
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+def test_a_rule_led_and_a_signal_taken_from_logits_are_the_same(name: str) -> None:
+    """Two ways to one number: the watch over the pass's states, and NumPy over its logits."""
+    point, text = POINTS[name](), np.random.default_rng(3).integers(0, VOCABULARY, 12)
+    reference, led = consult(lens(), text, point, 2), lens().lead(text, 2, point)
+    np.testing.assert_allclose(led.signal, reference.signal, atol=TOLERANCE)
+    np.testing.assert_allclose(led.emitted, reference.emitted, atol=TOLERANCE)
+    assert led.readouts.heads.tolist() == reference.readouts.heads.tolist()
+    assert led.readouts.shows.tolist() == reference.readouts.shows.tolist()

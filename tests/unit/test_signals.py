@@ -1,0 +1,96 @@
+"""The table of signals: every row is sound, and what decoding computes from logits an audit computes alike."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.policy.early_exit import early_exit
+from emad_ref.record import READOUTS
+from emad_ref.signals import LAYERWISE, SIGNALS, Signal
+
+EXACT = 1e-9  # float64 sums of a hundred terms, of logits up to 30
+LOGITS = arrays.arrays(np.float64, (3, 20), elements=st.floats(-30, 30, width=64))
+
+
+@pytest.fixture(params=SIGNALS)
+def signal(request: pytest.FixtureRequest) -> Signal:
+    return SIGNALS[request.param]
+
+
+@pytest.fixture(params=LAYERWISE)
+def layerwise(request: pytest.FixtureRequest) -> Signal:
+    return LAYERWISE[request.param]
+
+
+def test_a_row_has_both_ways_of_computing_it_or_neither(signal: Signal) -> None:
+    assert (signal.from_logits is None) == (signal.from_lens is None) == (not signal.alone)
+    assert signal.cost is None or signal.cost in READOUTS
+    assert signal.unit
+    assert signal.noise > 0
+
+
+def test_one_layers_signal_compares_no_other_layer(signal: Signal) -> None:
+    compared = signal.needs.compared(4, 8) | set(range(signal.needs.delay))
+    assert signal.alone <= (not compared)
+
+
+@pytest.mark.parametrize("name", LAYERWISE)
+@given(logits=LOGITS)
+def test_what_decoding_computes_an_audit_computes(name: str, logits: np.ndarray) -> None:
+    signal = SIGNALS[name]
+    assert signal.from_lens is not None
+    np.testing.assert_allclose(signal.of(torch.from_numpy(logits)).numpy(), signal.from_lens(logits), atol=EXACT)
+
+
+def test_a_surer_readout_is_surer_in_the_signals_own_sense(layerwise: Signal) -> None:
+    unsure, sure = layerwise.of(torch.tensor([[1.0, 0.5, 0.0, -1.0], [9.0, 0.5, 0.0, -1.0]])).tolist()
+    assert (sure < unsure) == (layerwise.sense == "falls")
+
+
+def test_logits_that_are_no_numbers_give_a_signal_that_is_none(layerwise: Signal) -> None:
+    assert math.isnan(float(layerwise.of(torch.tensor([math.nan, 1.0, 0.0]))))
+
+
+def test_half_precision_is_raised_and_float64_kept(layerwise: Signal) -> None:
+    logits = torch.randn(4, 300, generator=torch.Generator().manual_seed(0)).double()
+    assert layerwise.of(logits).dtype == torch.float64
+    assert torch.equal(layerwise.of(logits.bfloat16()), layerwise.of(logits.bfloat16().float()))
+
+
+def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(signal: Signal) -> None:
+    made = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
+    if signal.alone:
+        assert OperatingPoint(**made, signal=signal.name).adaptive
+        never = OperatingPoint(**{**made, "thresholds": ((signal.never,),)}, signal=signal.name)
+        assert not never.adaptive
+    else:
+        with pytest.raises(BadArgument, match=f"the parameters of {signal.name}"):
+            OperatingPoint(**made, signal=signal.name)
+
+
+def test_an_estimator_of_what_has_none_is_refused() -> None:
+    """Estimators read entropy: such a point compared that with thresholds of another signal."""
+    plain = {"name": "p", "family": "f", "layers": 8, "ceiling": 8, "probes": (4,), "thresholds": ((0.5,),)}
+    for name, signal in LAYERWISE.items():
+        if signal.estimated:
+            assert OperatingPoint(**plain, signal=name, estimator=Estimator("topk", k=4)).adaptive
+        else:
+            with pytest.raises(BadArgument, match=f"the full readout for {name}; estimators read entropy_nats"):
+                OperatingPoint(**plain, signal=name, estimator=Estimator("topk", k=4))
+
+
+def test_every_signal_that_rises_makes_an_early_exit(signal: Signal) -> None:
+    if signal.sense == "rises":
+        assert early_exit(signal.name, 8, 4000, 4).signal == signal.name
+    else:
+        with pytest.raises(BadArgument, match=f"^signal='{signal.name}'"):
+            early_exit(signal.name, 8, 4000, 4)
