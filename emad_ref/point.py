@@ -315,7 +315,11 @@ class OperatingPoint:
 
 
 def full_depth(layers: int) -> OperatingPoint:
-    """All ``layers`` layers for every token."""
+    """All ``layers`` layers for every token.
+
+    >>> full_depth(12).name, full_depth(12).fixed
+    ('full depth', True)
+    """
     return OperatingPoint("full depth", "full", layers, layers)
 
 

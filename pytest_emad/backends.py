@@ -21,15 +21,9 @@ class WalkedBackend:
 
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
-        from emad_ref.decoding.walked import WalkedDecoder  # imports torch: only when a decoder is really wanted
+        from emad_ref.evidence.host import walked  # imports torch: only when a decoder is really wanted
 
-        return WalkedDecoder(
-            request.model.load().stepper,
-            request.point,
-            seed=request.seed,
-            max_rows=request.max_rows,
-            temperature=request.temperature,
-        )
+        return walked(request)
 
 
 def providers(config: pytest.Config) -> dict[str, object]:

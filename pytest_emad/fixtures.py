@@ -1,4 +1,4 @@
-"""Fixtures that tests ask for by name. The heavy ones live in ``session`` and are imported when first used."""
+"""Fixtures that tests ask for by name. Evidence and questions are imported when first used: they bring torch."""
 
 from __future__ import annotations
 
@@ -9,21 +9,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from emad_ref.errors import ends_the_run
 from emad_ref.verdict.claims import Claim
+from pytest_emad import progress
 from pytest_emad.backends import make_decoder
 from pytest_emad.goldens import Goldens, KnownVerdicts, known_verdicts, shipped
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
 from pytest_emad.selfcheck import provenance
-from pytest_emad.stopping import ends_the_run
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from emad_ref.evidence.gathered import Evidence
+    from emad_ref.evidence.host import Host
+    from emad_ref.evidence.pair.gathered import Pair
+    from emad_ref.evidence.pair.names import PairNames
     from emad_ref.models.loading import Loaded
+    from emad_ref.questions.company import Docket
+    from pytest_emad.asking import Ask
     from pytest_emad.auditing import Auditor
-    from pytest_emad.pairing import Pair
-    from pytest_emad.session import Evidence
 
 
 @pytest.fixture(scope="session")
@@ -84,40 +89,87 @@ def _models_of(request: pytest.FixtureRequest) -> list[Loaded]:
 @pytest.fixture(scope="session")
 def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Iterator[Loaded]:
     """The model under test, loaded; each of ``--emad-model`` in turn, one freed before the next."""
-    from pytest_emad.subject import open_model
+    from emad_ref.evidence.subject import open_model
 
     with ExitStack() as stack:
         with ends_the_run():
-            loaded = stack.enter_context(open_model(request.param, emad_settings))
+            loaded = stack.enter_context(open_model(request.param, emad_settings.study))
         yield loaded
 
 
 @pytest.fixture(scope="session")
-def emad_evidence(emad_model: Loaded, emad_settings: Settings, pytestconfig: pytest.Config) -> Evidence:
-    """Everything this run knows of the model under test (``session.Evidence``), gathered when first asked for."""
-    from pytest_emad.session import Evidence
+def emad_host(pytestconfig: pytest.Config) -> Host:
+    """Decoders from ``pytest_emad_make_decoder``, progress bars past pytest's capture."""
+    from emad_ref.evidence.host import Host
+
+    return Host(partial(make_decoder, pytestconfig), progress.stream)
+
+
+@pytest.fixture(scope="session")
+def emad_evidence(emad_model: Loaded, emad_settings: Settings, emad_host: Host) -> Evidence:
+    """Everything this run knows of the model under test, gathered when first asked for."""
+    from emad_ref.evidence.gathered import Evidence
 
     with ends_the_run():
-        evidence = Evidence(emad_model, emad_settings, partial(make_decoder, pytestconfig))
+        evidence = Evidence(emad_model, emad_settings.study, emad_host)
         evidence.check()
     return evidence
 
 
 @pytest.fixture(scope="session")
-def emad_pair(emad_settings: Settings, pytestconfig: pytest.Config) -> Iterator[Pair]:
-    """Everything this run knows of its small and its large model (``pairing.Pair``): one pair for all models."""
-    from pytest_emad.pairing import Pair
-    from pytest_emad.subject import open_model
+def emad_pair_names(emad_settings: Settings) -> PairNames:
+    """The small and the large model by name, nothing loaded."""
+    from emad_ref.evidence.pair.names import PairNames
+
+    return PairNames(emad_settings.small_model, emad_settings.large_model)
+
+
+@pytest.fixture(scope="session")
+def emad_pair(emad_settings: Settings, emad_host: Host, emad_register: dict[str, Claim]) -> Iterator[Pair]:
+    """Everything this run knows of its small and its large model: one pair for all models under test."""
+    from emad_ref.evidence.pair.gathered import Pair
+    from emad_ref.evidence.subject import open_model
+    from emad_ref.questions.ead_f1 import savings
 
     with ExitStack() as stack:
         with ends_the_run():
-            small, large = (
-                stack.enter_context(open_model(name, emad_settings))
-                for name in (emad_settings.small_model, emad_settings.large_model)
-            )
-            saving = register(pytestconfig)["EAD-F1"].thresholds["saving_llama"]
-            pair = Pair(small, large, emad_settings, partial(make_decoder, pytestconfig), least_saving=saving)
+            names, study = (emad_settings.small_model, emad_settings.large_model), emad_settings.study
+            small, large = (stack.enter_context(open_model(name, study)) for name in names)
+            wanted = savings(emad_register["EAD-F1"])
+            pair = Pair(small, large, study, emad_host, names=names, savings=wanted)
         yield pair
+
+
+@pytest.fixture(scope="session")
+def emad_docket(emad_settings: Settings, emad_register: dict[str, Claim]) -> Docket:
+    """What this run was asked: the rows in force, which of them gate, on how many models."""
+    from emad_ref.questions.company import Docket
+
+    return Docket(emad_register, emad_settings.study, emad_settings.gate_claims, len(emad_settings.models))
+
+
+@pytest.fixture
+def emad_ask(emad_evidence: Evidence, emad_docket: Docket, emad_record: Recorder) -> Ask:
+    """``emad_ask("EMAD-F1")`` asks a question about the model under test and records the answer."""
+    from pytest_emad.asking import record_answer
+
+    return partial(record_answer, emad_evidence, emad_evidence.subject.stepper.layers, emad_docket, emad_record)
+
+
+@pytest.fixture
+def emad_ask_pair(emad_pair: Pair, emad_docket: Docket, emad_record: Recorder) -> Ask:
+    """The same about the pair."""
+    from pytest_emad.asking import record_answer
+
+    return partial(record_answer, emad_pair, emad_pair.large.subject.stepper.layers, emad_docket, emad_record)
+
+
+@pytest.fixture
+def emad_ask_names(emad_pair_names: PairNames, emad_docket: Docket, emad_record: Recorder) -> Ask:
+    """The same about a pair of which the names alone are read."""
+    from pytest_emad.asking import record_answer
+
+    return partial(record_answer, emad_pair_names, 0, emad_docket, emad_record)
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +183,7 @@ def emad_rng(emad_settings: Settings) -> np.random.Generator:
     """A NumPy generator seeded with ``--emad-seed``, fresh for every test."""
     import numpy as np
 
-    return np.random.default_rng(emad_settings.seed)
+    return np.random.default_rng(emad_settings.study.seed)
 
 
 @pytest.fixture
@@ -139,4 +191,4 @@ def emad_audit(emad_evidence: Evidence, emad_settings: Settings, emad_record: Re
     """Fails the test on an audit's complaint, warns where it had no power; compares tokens up to ties."""
     from pytest_emad.auditing import Auditor
 
-    return Auditor(emad_evidence.lens, emad_evidence.tolerance, emad_settings, emad_record)
+    return Auditor(emad_evidence.subject.lens, emad_evidence.subject.tolerance, emad_settings, emad_record)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from emad_ref.evidence.study import BUDGETS
 from emad_ref.protocol import Unsupported
 from pytest_emad import backends, fixtures, hookspecs, progress, selfcheck, stopping
-from pytest_emad.options import BUDGETS, add_options, register, settings
+from pytest_emad.options import add_options, register, settings
 from pytest_emad.results import Results
 from pytest_emad.terminal import header, write_summary
 
@@ -201,7 +202,7 @@ class Reporting:
             return
         chosen = settings(self.config)
         stopped = session.exitstatus == pytest.ExitCode.USAGE_ERROR  # that is said already; nothing was decided
-        if (self.results or chosen.require) and not stopped:
+        if (self.results or chosen.gating.require) and not stopped:
             requires = {name: claim.requires for name, claim in register(self.config).items()}
             self.failures = self.results.failures(chosen, requires)
         if chosen.report is not None:

@@ -1,12 +1,7 @@
-"""What one test puts on record, and whether that fails it.
+"""What one test puts on record, and whether that fails it (``emad_ref.verdict.gating`` says when).
 
 Records travel as JSON strings in ``item.user_properties``: JUnit keeps them, and xdist carries them to the controller,
-which a single NumPy scalar would kill. A test fails on a verdict when
-
-- gate ``paper``: the row gates (register, ``--emad-claims`` or ``--emad-gate-claims``) and is falsified, or is
-  inconclusive under ``--emad-inconclusive fail``;
-- gate ``known``: the verdict differs from the one on record for this claim, model and corpus;
-- ``--emad-require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
+which a single NumPy scalar would kill.
 """
 
 from __future__ import annotations
@@ -14,16 +9,16 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.protocol import Unsupported
+from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.report.plots import require_drawable
-from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from emad_ref.verdict.claims import Claim, Verdict
+from emad_ref.verdict.gating import consequence
 from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
 from pytest_emad.options import Settings
 
@@ -31,67 +26,11 @@ CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
     f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table")
 )
 
-UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
 MACHINE_BOUND = ("speed", "energy")  # such verdicts belong to one machine: they never go on record
 
 
 class EmadWarning(pytest.PytestWarning):
     """A gating claim that this run could not decide."""
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """What a verdict does to its test: ``failure`` and ``warning`` are messages, empty when there is nothing to say."""
-
-    failure: str = ""
-    warning: str = ""
-
-
-def judge(verdict: Verdict, claim: Claim, settings: Settings, expected: str | None) -> Judgement:
-    """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates."""
-    said = describe(verdict)
-    if verdict.verdict in UNDECIDED and claim.requires in settings.require:
-        return Judgement(f"{said} --emad-require {claim.requires} asks for a decision.")
-    if settings.gate == "known":
-        if expected is not None and expected != verdict.verdict:
-            return Judgement(f"{said} The verdict on record is {expected}: --emad-gate known fails on any change.")
-        if expected is None and "golden" in settings.require:
-            return Judgement(f"{said} No verdict is on record for it, and --emad-require golden asks for one.")
-        return Judgement()
-    if not verdict.gate:
-        return Judgement()
-    if verdict.verdict == "falsified":
-        return Judgement(f"{said} This row gates.")
-    if verdict.verdict == "inconclusive":
-        if settings.inconclusive == "fail":
-            return Judgement(f"{said} This row gates, and --emad-inconclusive fail is set.")
-        return Judgement(warning=said)
-    return Judgement()
-
-
-def describe(verdict: Verdict) -> str:
-    """One paragraph with every number a reader needs: outcome, estimate, interval, n, threshold, reason, legs."""
-    parts = [f"{verdict.id} on {verdict.model}: {verdict.verdict}.", _numbers(verdict)]
-    if verdict.reason:
-        parts.append(f"{verdict.reason.rstrip('.')}.")
-    if len(verdict.legs) > 1:
-        parts.append(f"Legs: {'; '.join(_leg(leg) for leg in verdict.legs)}.")
-    return " ".join(part for part in parts if part)
-
-
-def _numbers(result: Verdict | Leg) -> str:
-    if result.estimate is None:
-        return ""
-    text = f"{result.estimate:.4g} {result.unit}".rstrip()
-    if result.interval is not None:
-        text += f" (95 % interval {result.interval[0]:.4g} to {result.interval[1]:.4g}, n = {result.n})"
-    else:
-        text += f" (n = {result.n})"
-    return text + ("." if result.threshold is None else f", threshold {result.threshold:.4g}.")
-
-
-def _leg(leg: Leg) -> str:
-    return " ".join(part for part in (f"{leg.name} {leg.outcome}", _numbers(leg).rstrip("."), leg.reason) if part)
 
 
 class Recorder:
@@ -113,7 +52,7 @@ class Recorder:
         self._goldens, self._known, self._provenance = goldens, known, provenance
 
     def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "") -> None:
-        """Record a verdict, then fail or warn as the module docstring says.
+        """Record a verdict, then fail or warn as ``gating`` says.
 
         Args:
             verdict: its ``gate`` is replaced by what register and options say.
@@ -132,27 +71,20 @@ class Recorder:
         if self._settings.update_golden and row.requires not in MACHINE_BOUND:
             self._put_on_record(verdict, models[0], corpus)
             expected = verdict.verdict  # an update accepts what it finds; the run still fails as a whole
-        outcome = judge(verdict, row, self._settings, expected)
-        if outcome.warning:
-            warnings.warn(EmadWarning(outcome.warning), stacklevel=2)
-        if outcome.failure:
-            pytest.fail(outcome.failure, pytrace=False)
+        found = consequence(verdict, row, self._settings.gating, expected)
+        if found.warning:
+            warnings.warn(EmadWarning(found.warning), stacklevel=2)
+        if found.failure:
+            pytest.fail(found.failure, pytrace=False)
 
-    def not_applicable(self, claim: str, model: str, reason: str, unmeasured: bool = False) -> None:
-        """Record that a premise (or, with ``unmeasured``, an instrument or data) is absent. Reason required."""
-        if not reason:
-            raise BadArgument("reason", reason, "a sentence saying what is absent")
-        row = self._row(claim)
-        outcome = UNDECIDED[unmeasured]
-        self.claim(Verdict(claim, model, outcome, None, None, 0, None, row.unit, row.gate, reason))
-
-    @contextmanager
-    def unless_unsupported(self, claim: str, model: str) -> Iterator[None]:
-        """A decoder's ``Unsupported(reason)`` inside the block records ``claim`` as ``not applicable (reason)``."""
-        try:
-            yield
-        except Unsupported as refusal:
-            self.not_applicable(claim, model, str(refusal) or "the decoder does not support this request")
+    def exhibits(self, model: str, shown: Exhibits) -> None:
+        """Record every table, note and point of ``shown``, about ``model``."""
+        for point in shown.points:
+            self.point(point)
+        for table in shown.tables:
+            self.table(table.title, model, table.rows, table.figure)
+        for note in shown.notes:
+            self.note(note)
 
     def point(self, values: Mapping[str, Any]) -> None:
         """Record an operating point for the summary; keys as ``emad_ref.report.tables.point_rows`` reads them.
@@ -213,13 +145,13 @@ class Recorder:
             return stored
         stored = self._goldens.read(name)
         self._add(GOLDEN, {"id": name, "outcome": "absent" if stored is None else "read"})
-        if stored is None and "golden" in self._settings.require:
+        if stored is None and "golden" in self._settings.gating.require:
             pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
         return stored
 
     def _gates(self, row: Claim, expected: str | None) -> bool:
         """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
-        if self._settings.gate == "known":
+        if self._settings.gating.gate == "known":
             return expected is not None
         return row.gate or row.id in self._settings.gate_claims
 

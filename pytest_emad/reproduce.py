@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref import __version__
+from emad_ref.evidence.study import BUDGETS
 from emad_ref.report.reading import BadReport, Report, read_report
 from emad_ref.report.writing import write_atomically
-from pytest_emad.options import BUDGETS
 
 DONE = "done.json"
 JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
@@ -59,7 +59,7 @@ def identity(model: str, chosen: argparse.Namespace) -> dict[str, str]:
     return asked | {"model": model, "version": __version__}
 
 
-def judge(model: str, folder: Path, chosen: argparse.Namespace) -> int:
+def judged(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     """Run the suites on one model, or find that they did; pytest's exit status."""
     mark, wanted = folder / DONE, identity(model, chosen)
     if mark.is_file():
@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if len(set(names)) != len(names):
         parser.error(f"MODEL={chosen.models}, but expected names that differ as folders do; got {names}")
     statuses = {
-        model: judge(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
+        model: judged(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
     }
     from emad_ref.report.folder import write_pages
     from emad_ref.report.tables import claims_table

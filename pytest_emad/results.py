@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.report.reading import REPORT, SCHEMA
 from emad_ref.report.writing import write_atomically
+from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
-from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, UNDECIDED, read_properties
+from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
 
 if TYPE_CHECKING:
     from emad_ref.report.folder import Written
@@ -77,9 +78,9 @@ class Results:
         decided = {requires[claim["id"]] for claim in self.claims if claim["verdict"] not in UNDECIDED}
         if any(entry["outcome"] == "read" for entry in self.goldens) or self._compared:
             decided.add("golden")
-        for word in sorted(settings.require - decided):
+        for word in sorted(settings.gating.require - decided):
             reasons.append(f"--emad-require {word}: no claim that needs it was decided in this run")
-        if settings.gate == "known" and not settings.update_golden and self.claims and not self._compared:
+        if settings.gating.gate == "known" and not settings.update_golden and self.claims and not self._compared:
             reasons.append(
                 "--emad-gate known: no verdict on record matches these models and corpora, nothing was compared"
             )

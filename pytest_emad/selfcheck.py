@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 
 import emad_ref
 import pytest_emad
+from emad_ref import extending
 from pytest_emad.options import settings
 
 DISTRIBUTION = "pytest-emad"
@@ -120,10 +121,10 @@ def provenance(config: pytest.Config) -> dict[str, Any]:
         "platform": platform.platform(),
         "machine": platform.processor() or platform.machine(),
         "torch_threads": torch_threads(),
-        "device": chosen.device,
-        "dtype": chosen.dtype,
-        "seed": chosen.seed,
-    }
+        "device": chosen.study.device,
+        "dtype": chosen.study.dtype,
+        "seed": chosen.study.seed,
+    } | ({"extensions": added} if (added := extending.provenance()) else {})
 
 
 def torch_threads() -> int | None:

@@ -8,29 +8,15 @@ expectation and remedy, which frames of our own code do not (``--tb=long`` and t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import EmadError, RunStopped
 
 STOP = "emad_stop"  # attribute of a report: why the run ends; xdist carries attributes across
 OURS = frozenset({"emad_evidence", "emad_model", "emad_pair", "emad_record"})
-
-
-class RunStopped(EmadError):
-    """The run cannot go on."""
-
-
-@contextmanager
-def ends_the_run() -> Iterator[None]:
-    """Inside the block, an error of ours is the end of the run and not of one test."""
-    try:
-        yield
-    except EmadError as error:
-        raise RunStopped(str(error)) from error
 
 
 @pytest.hookimpl(wrapper=True)

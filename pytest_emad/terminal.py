@@ -12,16 +12,16 @@ def header(settings: Settings) -> str:
     """``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and whatever else departs from the defaults."""
     parts = [
         f"model{'s' if len(settings.models) > 1 else ''} {', '.join(settings.models)}",
-        f"corpus {settings.corpus or 'by model'}",
-        f"device {settings.device}",
-        f"dtype {settings.dtype}",
+        f"corpus {settings.study.corpus or 'by model'}",
+        f"device {settings.study.device}",
+        f"dtype {settings.study.dtype}",
         f"budget {settings.budget.name}",
-        f"gate {settings.gate}",
+        f"gate {settings.gating.gate}",
     ]
     if settings.backend:
         parts.append(f"backend {settings.backend}")
-    if settings.require:
-        parts.append(f"require {', '.join(sorted(settings.require))}")
+    if settings.gating.require:
+        parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:
         parts.append(f"UPDATING goldens in {settings.golden}")
     return f"emad: {'; '.join(parts)}"
@@ -29,23 +29,13 @@ def header(settings: Settings) -> str:
 
 def write_summary(terminal: pytest.TerminalReporter, results: Results, failures: list[str], report: str | None) -> None:
     """Operating points, claims, notes and changed goldens; then what fails the run as a whole."""
-    from emad_ref.report.tables import (
-        claims_table,
-        plain_table,
-        points_table,
-    )  # tabulate: not at the start of every run
+    from emad_ref.report.tables import sections  # tabulate: not at the start of every run
 
-    sections = (
-        ("emad operating points", points_table(results.points) if results.points else ""),
-        *((f"{table['model']}: {table['title']}", plain_table(table["rows"])) for table in results.tables),
-        ("emad claims", claims_table(results.claims) if results.claims else ""),
-        ("emad notes", "\n".join(f"- {note}" for note in results.notes)),
-        ("emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)),
-    )
-    for title, text in sections:
-        if text:
-            terminal.section(title)
-            terminal.line(text)
+    updated = "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)
+    shown = sections(results.points, results.tables, results.claims, results.notes)
+    for title, text in [*shown, *([("emad goldens updated", updated)] if updated else [])]:
+        terminal.section(title)
+        terminal.line(text)
     if report is not None:
         terminal.line(f"emad: report written to {report}")
     if results.pages is not None:

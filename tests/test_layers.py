@@ -1,4 +1,4 @@
-"""The layer rule of DESIGN, held by import-linter; and that the contracts speak of every package there is."""
+"""The layer rule of README, held by import-linter; and that the contracts speak of every package there is."""
 
 from __future__ import annotations
 
@@ -23,21 +23,29 @@ def test_every_import_points_the_right_way() -> None:
 
 
 def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
-    """A tree with one import against each contract: the linter reads the sources, not what is installed."""
-    for name in ("emad_ref", "emad_ref/replay", "emad_ref/text", "pytest_emad", "suites", "suites/a"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").touch()
-    for name in ("protocol", "point", "signals", "record", "errors", "unheard_of"):
-        (tmp_path / "emad_ref" / f"{name}.py").touch()
-    (tmp_path / "emad_ref" / "errors.py").write_text("import emad_ref.record\nimport pytest_emad\n")
-    (tmp_path / "suites" / "a" / "test_one.py").touch()
-    (tmp_path / "suites" / "a" / "test_two.py").write_text("import suites.a.test_one\n")
+    """A tree like ours, empty but for imports against each contract: sources are read, not what is installed."""
+    for package in ("emad_ref", "emad_ref/evidence", "pytest_emad", "suites"):
+        for source in (ROOT / package).rglob("*.py"):
+            target = tmp_path / source.relative_to(ROOT)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.touch()
+    planted = {
+        "emad_ref/errors.py": "import emad_ref.record\nimport pytest_emad\n",
+        "emad_ref/unheard_of.py": "",
+        "emad_ref/evidence/subject.py": "import emad_ref.evidence.gathered\n",
+        "pytest_emad/options.py": "import pytest_emad.plugin\n",
+        "suites/claims/test_pair.py": "import suites.claims.test_model\n",
+    }
+    for path, text in planted.items():
+        (tmp_path / path).write_text(text)
     done = lint_imports(tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     for said in (
         "emad_ref.errors is not allowed to import emad_ref.record",
         "emad_ref is not allowed to import pytest_emad",
-        "suites.a.test_two is not allowed to import suites.a.test_one",
+        "emad_ref.evidence.subject is not allowed to import emad_ref.evidence.gathered",
+        "pytest_emad.options is not allowed to import pytest_emad.plugin",
+        "suites.claims.test_pair is not allowed to import suites.claims.test_model",
     ):
         assert said in done.stdout
     assert "unheard_of" in done.stdout

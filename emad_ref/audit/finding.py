@@ -30,9 +30,17 @@ class Finding:
     n: int
     ties: int
 
+    def require(self) -> None:
+        """Go on unless refuted. Raises Refuted."""
+        if self.passed is False:
+            raise Refuted(self.detail)
+
 
 class Refuted(EmadError):
-    """A complaint that decides a check. It never leaves the check: ``Tally`` turns it into a failed Finding."""
+    """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
+
+    Who cannot go on without what a check promised raises it out of the finding (``Finding.require``).
+    """
 
 
 @dataclass

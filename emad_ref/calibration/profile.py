@@ -169,8 +169,9 @@ class Profile:
             "statistics": None if self.statistics is None else statistics_to_json(self.statistics),
         }
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write as JSON, making its folder if need be; the file is complete or absent."""
+        path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)  # a long calibration must not be lost to a missing folder
         unfinished = path.with_name(path.name + ".part")
         unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -329,14 +330,14 @@ def require_probes(probes: Sequence[int], layers: int) -> None:
         )
 
 
-def load_profile(path: Path) -> Profile:
+def load_profile(path: Path | str) -> Profile:
     """Read a profile written by ``save``.
 
     Raises:
         BadProfile: missing, not JSON, of another schema, with missing, unknown or impossible fields.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BadProfile(
             f"profile={str(path)!r}, but expected a readable JSON file ({error}); calibrate again"

@@ -448,6 +448,14 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
     return np.stack([stepper.logits(hidden[None])[0].double().cpu().numpy() for hidden in states], axis=1)
 
 
+LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
+
+
+def window_of(positions: int | None) -> int:
+    """Tokens per window: as many as a model of so many positions holds (None: any number), up to 512."""
+    return min(positions or LONGEST_WINDOW, LONGEST_WINDOW)
+
+
 def windows(
     documents: Iterable[Ints],
     window: int,

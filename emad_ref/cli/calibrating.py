@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, window_of, windows_of
+from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, windows_of
 from emad_ref.errors import BadArgument
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.resume import Plan
     from emad_ref.calibration.resume import calibrate as run
     from emad_ref.calibration.running import require_quantile
+    from emad_ref.calibration.trace import window_of
     from emad_ref.models.loading import load
     from emad_ref.policy.thresholds import default_probes
 
@@ -41,7 +42,7 @@ def calibrate(args: argparse.Namespace) -> None:
         model=loaded.name,
         fingerprint=loaded.fingerprint,
         dtype=dtype,
-        window=window_of(stepper),
+        window=window_of(stepper.max_positions),
         probes=probes,
         bins=bins_of(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
         tokens=args.tokens,

@@ -1,4 +1,4 @@
-"""``emad sweep``: every family of rules on one model and corpus, by replay, on one table.
+"""``emad sweep``: every family of rules on one model and corpus, by replay, on one table: the plugin's Pareto table.
 
 calibrate on one split → choose the best point of each family on a second → show it on a third
 """
@@ -9,86 +9,79 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, window_of, windows_of
+from emad_ref.cli.texts import require_documents
 from emad_ref.errors import BadArgument
+from emad_ref.evidence.study import BUDGETS, Budget, Study
 
-if TYPE_CHECKING:
-    from emad_ref.calibration.trace import Trace
-    from emad_ref.models.loading import Loaded
-    from emad_ref.models.stepper import Stepper
+if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
+    from emad_ref.evidence.gathered import Evidence
 
-SETTINGS = 33  # of each family's dial, as the suites sweep them
 FORMATS = (".csv", ".json")
 
 
 def sweep(args: argparse.Namespace) -> None:
     """Print the best point of every family at each net reduction, by replay, and what it costs on other text."""
-    from emad_ref.models.loading import load
+    from emad_ref.evidence.gathered import Evidence
+    from emad_ref.evidence.host import Host
+    from emad_ref.evidence.subject import open_model
     from emad_ref.report.tables import plain_table
 
     if args.out is not None and args.out.suffix not in FORMATS:  # refused before the long passes, not after them
         raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(FORMATS)}")
-    loaded = load(args.model)
-    if not loaded.trained:
-        raise BadArgument("model", loaded.name, "trained weights", "perplexity of noise says nothing")
-    stepper = stepper_of(loaded)
-    found = swept(loaded, stepper, traces(args, loaded, stepper), args.corpus)
-    rows, full = found["rows"], found["full depth perplexity"]
-    print(plain_table(rows) or "no point of any family saves 15 % of FLOPs net")
-    print(f"full depth: perplexity {full:.4g} on {found['tokens']['evaluate']:,} tokens of {args.corpus}")
+    study = Study(corpus=args.corpus, data=args.data, budget=budget_of(args))
+    with open_model(args.model, study) as loaded:
+        if not loaded.trained:
+            raise BadArgument("model", loaded.name, "trained weights", "perplexity of noise says nothing")
+        require_documents(loaded)
+        evidence = Evidence(loaded, study, Host())
+        evidence.check()
+        found = swept(evidence)
+    for text in filter(None, (plain_table(found["rows"]), *found["notes"])):
+        print(text)
+    tokens = found["tokens"]["evaluate"]
+    print(f"full depth: perplexity {found['full depth perplexity']:.4g} on {tokens:,} tokens of {found['corpus']}")
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(WRITERS[args.out.suffix](found), encoding="utf-8")
         print(f"written to {args.out}")
 
 
-def traces(args: argparse.Namespace, loaded: Loaded, stepper: Stepper) -> dict[str, Trace]:
-    """Split → its trace: three passes of the model."""
-    from emad_ref.calibration.trace import take_trace
+def budget_of(args: argparse.Namespace) -> Budget:
+    """The budget named, its splits cut to ``--documents`` windows each where that is given.
 
-    return {
-        split: take_trace(
-            stepper,
-            windows_of(loaded, stepper, args.corpus, split, data=args.data, limit=args.documents),
-            progress=f"{args.model}: {split}, {args.corpus}",
-        )
-        for split in ("calibrate", "validate", "evaluate")
-    }
+    Raises:
+        BadArgument: no window at all.
+    """
+    budget, count = BUDGETS[args.budget], args.documents
+    if count is None:
+        return budget
+    if count < 1:
+        raise BadArgument("documents", count, "at least one window of each split")
+    return replace(budget, calibrate=count, validate=count, evaluate=count)
 
 
-def swept(loaded: Loaded, stepper: Stepper, traces: Mapping[str, Trace], corpus: str) -> dict[str, Any]:
-    """The table as ``families.pareto_rows`` gives it, and what it was made from. JSON values only."""
+def swept(evidence: Evidence) -> dict[str, Any]:
+    """The Pareto table, its notes, and what they were made from. JSON values only."""
     from emad_ref import __version__
-    from emad_ref.calibration.profile import profile_of
-    from emad_ref.point import OperatingPoint, full_depth
-    from emad_ref.policy.thresholds import default_probes
-    from emad_ref.sweep.families import families, pareto_rows
-    from emad_ref.sweep.losses import Loss, loss_table
 
-    made_from: dict[str, Any] = {
-        "model": loaded.name,
-        "fingerprint": loaded.fingerprint,
-        "corpus": corpus,
-        "dtype": str(stepper.dtype).removeprefix("torch."),
-    }
-    profile = profile_of(traces["calibrate"], default_probes(stepper.layers), **made_from)
-
-    def losses(split: str, points: Sequence[OperatingPoint]) -> list[Loss]:
-        return loss_table(traces[split], stepper.geometry, points)
-
-    sweeps = families(profile, traces["calibrate"], SETTINGS)
-    validated = {name: losses("validate", points) for name, points in sweeps.items()}
+    shown, traces = evidence.rivals.exhibits(), evidence.traces
+    splits = {"calibrate": traces.calibration, "validate": traces.validation, "evaluate": traces.evaluation}
     return {
-        **made_from,
+        "model": evidence.name,
+        "fingerprint": evidence.fingerprint,
+        "corpus": evidence.corpus,
+        "dtype": evidence.subject.dtype,
         "version": __version__,
-        "window": window_of(stepper),
-        "tokens": {split: len(trace) for split, trace in traces.items()},
-        "full depth perplexity": losses("evaluate", [full_depth(stepper.layers)])[0].perplexity,
-        "rows": pareto_rows(validated, lambda point: losses("evaluate", [point])[0]),
+        "window": evidence.subject.window,
+        "tokens": {split: len(trace) for split, trace in splits.items()},
+        "full depth perplexity": evidence.points.full_loss.perplexity,
+        "rows": [dict(row) for table in shown.tables for row in table.rows],
+        "notes": list(shown.notes),
     }
 
 
@@ -111,9 +104,8 @@ WRITERS = {".csv": as_csv, ".json": as_json}
 
 def sweep_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("model")
-    sub.add_argument("--corpus", default=CORPUS, help=f"{CORPUS} by default")
+    sub.add_argument("--corpus", help="as --emad-corpus; chosen by model by default")
     sub.add_argument("--data", type=Path)
-    sub.add_argument(
-        "--documents", type=int, default=DOCUMENTS, help=f"windows to read of each split; {DOCUMENTS} by default"
-    )
+    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text; smoke by default")
+    sub.add_argument("--documents", type=int, help="windows to read of each split; the budget's by default")
     sub.add_argument("--out", type=Path, metavar="FILE", help="FILE.json or FILE.csv")

@@ -16,25 +16,24 @@ if TYPE_CHECKING:
 
 CORPUS = "world:premise"
 DOCUMENTS = 200
-LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
 
 
 def stepper_of(loaded: Loaded) -> Stepper:
     """What walks the model, checked against it.
 
     Raises:
-        BadArgument: an encoder-decoder, which does not continue documents; a family that cannot be walked.
+        BadArgument: as ``require_documents``; a family that cannot be walked.
     """
     from emad_ref.models.causal import CausalStepper
 
-    if loaded.model.config.is_encoder_decoder:
-        raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
+    require_documents(loaded)
     return CausalStepper(loaded.model)
 
 
-def window_of(stepper: Stepper) -> int:
-    """Tokens per window: what the model holds, up to 512."""
-    return min(stepper.max_positions, LONGEST_WINDOW)
+def require_documents(loaded: Loaded) -> None:
+    """Raises BadArgument for an encoder-decoder, which does not continue documents."""
+    if loaded.model.config.is_encoder_decoder:
+        raise BadArgument("model", loaded.name, "a decoder-only model", "an encoder-decoder reads a source, not a text")
 
 
 def windows_of(
@@ -47,11 +46,11 @@ def windows_of(
     """
     import numpy as np
 
-    from emad_ref.calibration.trace import windows
+    from emad_ref.calibration.trace import window_of, windows
     from emad_ref.decoding.selftext import own_documents
     from emad_ref.text.sources import documents_of
 
-    window = window_of(stepper)
+    window = window_of(stepper.max_positions)
     if corpus == "self":
         documents = own_documents(stepper, loaded.opening or 0, min(window, 256) - 1, split)
     else:

@@ -104,11 +104,6 @@ class Switched:
     opening_work: dict[int, Work] | None
 
     @property
-    def switches(self) -> Ints:
-        """int64 [sequences] changes of model between emitted tokens."""
-        return np.array([np.count_nonzero(np.diff(models)) for models in self.model], dtype=np.int64)
-
-    @property
     def large_share(self) -> float:
         """Share of all emitted tokens that the large model emitted (EAD-H1's token share)."""
         return float(np.concatenate(self.model).mean())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.errors import BadArgument
+from emad_ref.extending import added, part_of
 
 
 @dataclass(frozen=True)
@@ -367,10 +368,15 @@ def row_of(family: str) -> Family:
     Raises:
         BadArgument: a family without a row.
     """
-    if family not in FAMILIES:
-        known = ", ".join(sorted(FAMILIES))
+    if family in FAMILIES:
+        return FAMILIES[family]
+    if family not in added("families"):
+        known = ", ".join(sorted((*FAMILIES, *added("families"))))
         raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
-    return FAMILIES[family]
+    theirs = part_of("families", family)
+    if not isinstance(theirs, Family):
+        raise BadArgument(f"families: {family}", type(theirs).__name__, "a models.families.Family", "see CONTRIBUTING")
+    return theirs
 
 
 def family_of(config: Any) -> Family:

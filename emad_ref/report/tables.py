@@ -14,8 +14,9 @@ from typing import Any
 
 from tabulate import tabulate
 
+from emad_ref.verdict.gating import UNDECIDED
+
 ABSENT = "–"
-UNDECIDED = ("not applicable", "unmeasured")
 WIDTHS = {"claim": 16, "unit": 20, "reason": 44}  # keeps the claims table of the terminal within about 150 columns
 
 
@@ -132,6 +133,25 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> str:
 def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """``plain_rows`` for a terminal; an empty string for none."""
     return text_table(plain_rows(rows))
+
+
+def sections(
+    points: Sequence[Mapping[str, Any]],
+    tables: Sequence[Mapping[str, Any]],
+    claims: Sequence[Mapping[str, Any]],
+    notes: Sequence[str],
+) -> list[tuple[str, str]]:
+    """(title, text) of all that a run shows at its end, in order; what is empty is left out.
+
+    ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them.
+    """
+    found = [
+        ("emad operating points", points_table(points)),
+        *((f"{table['model']}: {table['title']}", plain_table(table["rows"])) for table in tables),
+        ("emad claims", claims_table(claims)),
+        ("emad notes", "\n".join(f"- {note}" for note in notes)),
+    ]
+    return [(title, text) for title, text in found if text]
 
 
 def _folded(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -44,11 +44,6 @@ class LayerReliability:
     accuracy: float
     calibration_error: float
 
-    @property
-    def overconfidence(self) -> float:
-        """Mean confidence minus accuracy; negative: the layer is better than it says."""
-        return self.confidence - self.accuracy
-
 
 def final_token_ranks(logits: Floats) -> Ints:
     """int64 [tokens, L] rank, from 1, of the last layer's best token after each layer; ``logits`` [tokens, L, V].

@@ -20,6 +20,7 @@ from emad_ref.sweep.pareto import LEVELS
 from emad_ref.sweep.select import chosen_by, equal_flops
 
 EMAD = "EMAD, mean − margin"
+SETTINGS = 33  # of each family's dial in a sweep, both ends included
 
 
 def families(profile: Profile, calibration: Trace, count: int) -> dict[str, list[OperatingPoint]]:

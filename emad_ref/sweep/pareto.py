@@ -1,4 +1,4 @@
-"""Quality against FLOPs over whole sweeps: fronts, and one family against another at equal net FLOPs.
+"""Quality against FLOPs over whole sweeps: one family against another at equal net FLOPs.
 
 Rows of a family are chosen on the validation split and compared on the evaluation split: the best of many points on
 the text it is judged by would flatter the larger sweep.
@@ -6,7 +6,7 @@ the text it is judged by would flatter the larger sweep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from emad_ref.point import OperatingPoint
@@ -25,15 +25,6 @@ class Duel:
     rival: OperatingPoint
 
 
-def front(table: Sequence[Loss]) -> list[Loss]:
-    """Rows that no other row beats in both perplexity and net reduction, by falling perplexity."""
-    best: list[Loss] = []
-    for row in sorted(table, key=lambda row: (-row.net_reduction, row.perplexity)):
-        if not best or row.perplexity < best[-1].perplexity:
-            best.append(row)
-    return best
-
-
 def duels(ours: Sequence[Loss], rival: Sequence[Loss], levels: Sequence[float] = LEVELS) -> list[Duel]:
     """One duel per level that both sides reach; rows are of the validation split."""
     found = []
@@ -42,8 +33,3 @@ def duels(ours: Sequence[Loss], rival: Sequence[Loss], levels: Sequence[float] =
         if mine is not None and theirs is not None:
             found.append(Duel(level, mine.point, theirs.point))
     return found
-
-
-def at_points(table: Sequence[Loss]) -> Mapping[OperatingPoint, Loss]:
-    """Rows by point."""
-    return {row.point: row for row in table}

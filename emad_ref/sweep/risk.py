@@ -98,6 +98,9 @@ def hoeffding(loss_sums: Floats, n: int, tolerance: float) -> Floats:
 def needed_sequences(tolerance: float, level: float) -> int:
     """The fewest sequences that can certify anything: (1 − δ)ⁿ ≤ ε, Hoeffding–Bentkus with zero loss.
 
+    >>> needed_sequences(tolerance=0.01, level=0.05)
+    299
+
     Raises:
         BadArgument: tolerance or level not strictly between 0 and 1.
     """

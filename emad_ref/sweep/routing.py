@@ -31,6 +31,9 @@ def threshold_for_share(rolling_bits: Floats, large_share: float) -> float:
 
     At share 0 the smallest number above all of them. Where values tie at τ the share attained is larger.
 
+    >>> threshold_for_share(np.array([0.1, 0.2, 0.9, 1.4]), 0.5)
+    0.9
+
     Raises:
         BadArgument: no or not finite values, a share outside 0–1.
     """
@@ -42,12 +45,6 @@ def threshold_for_share(rolling_bits: Floats, large_share: float) -> float:
     # a share given as a decimal must not need one value more than it says: 0.3 · 10 is not above 3
     above = math.ceil(round(large_share * len(ascending), 9))
     return float(ascending[-above]) if above else math.nextafter(float(ascending[-1]), math.inf)
-
-
-def cheapest_with_score(table: Sequence[Routing], score: float) -> Routing | None:
-    """The row of least large-model share that scores at least ``score``; None where none does."""
-    good = [row for row in table if row.score >= score]
-    return min(good, key=lambda row: row.large_share, default=None)
 
 
 def best_within_share(table: Sequence[Routing], large_share: float) -> Routing | None:

@@ -50,8 +50,8 @@ from emad_ref.text import world
 from emad_ref.text.hub import offline, reachable
 from emad_ref.text.sources import file_documents
 
-Row = dict[str, Any]
-Placed = tuple[str, Row]  # where a row stands, for messages, and the row
+Sample = dict[str, Any]
+Placed = tuple[str, Sample]  # where a row stands, for messages, and the row
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class Field:
     """``name`` must be in a row and ``fits`` its value; ``expected`` says so in words."""
 
     name: str
-    fits: Callable[[Any, Row], bool]
+    fits: Callable[[Any, Sample], bool]
     expected: str
 
 
@@ -86,14 +86,14 @@ class Source:
     fields: tuple[Field, ...]
     remedy: str
     json: Callable[[Path], Iterator[Placed]]
-    row: Callable[[Row], Row] = dict
-    subject: Callable[[Row], str] | None = None
+    row: Callable[[Sample], Sample] = dict
+    subject: Callable[[Sample], str] | None = None
 
 
 # ---------------------------------------------------------------- reading
 
 
-def read(source: str, split: str, folder: Path) -> list[Row]:
+def read(source: str, split: str, folder: Path) -> list[Sample]:
     """All rows of ``split`` (train, validation or test) of a folder, checked.
 
     Raises:
@@ -121,7 +121,7 @@ def file_of(source: str, split: str, folder: Path) -> Path | None:
     return next((path for path in candidates if path.is_file() or _is_filled(path)), None)
 
 
-def _about(name: str, subject: Callable[[Row], str], rows: Iterable[Placed]) -> Iterator[Placed]:
+def _about(name: str, subject: Callable[[Sample], str], rows: Iterable[Placed]) -> Iterator[Placed]:
     """Rows of one subject out of a file that holds several."""
     for place, row in rows:
         found = subject(row)
@@ -149,7 +149,7 @@ def _rows_of(path: Path, source: Source) -> Iterator[Placed]:
     return READERS.get(ending, source.json)(path)
 
 
-def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list[Row]:
+def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list[Sample]:
     """The rows, each of which has every field with a fitting value; none at all is an error too."""
     good = []
     for place, row in rows:
@@ -227,7 +227,7 @@ def squad_rows(path: Path) -> Iterator[Placed]:
                 )
 
 
-def arc_row(row: Row) -> Row:
+def arc_row(row: Sample) -> Sample:
     """AllenAI's nesting, question {stem, choices [{text, label}]}, as the hub has it; any other row as it is."""
     question = row.get("question")
     if not isinstance(question, dict):
@@ -239,7 +239,7 @@ def arc_row(row: Row) -> Row:
     return row | {"question": question.get("stem"), "choices": columns}
 
 
-def math_subject(row: Row) -> str:
+def math_subject(row: Sample) -> str:
     """The folder of a problem: Counting & Probability → counting_and_probability; "" where a row does not say."""
     named = row.get("subject") or row.get("type") or ""
     return str(named).lower().replace("&", "and").replace(" ", "_")
@@ -307,7 +307,7 @@ def _mapping(value: Any, place: str) -> Placed:
     return place, value
 
 
-def _list(row: Row, name: str, place: str) -> list[Any]:
+def _list(row: Sample, name: str, place: str) -> list[Any]:
     value = row.get(name)
     if not isinstance(value, list):
         raise BadArgument(f"{place}: {name}", repr(value)[:60], "a list", "mend it or fetch it again")
@@ -317,7 +317,7 @@ def _list(row: Row, name: str, place: str) -> list[Any]:
 # ---------------------------------------------------------------- sources
 
 
-def _is_text(value: Any, row: Row) -> bool:
+def _is_text(value: Any, row: Sample) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
@@ -325,14 +325,14 @@ def _are_texts(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(item, str) and item for item in value)
 
 
-def _are_choices(value: Any, row: Row) -> bool:
+def _are_choices(value: Any, row: Sample) -> bool:
     if not isinstance(value, dict):
         return False
     text, label = value.get("text"), value.get("label")
     return _are_texts(text) and _are_texts(label) and len(text) == len(label) >= 2  # type: ignore[arg-type]
 
 
-def _are_answers(value: Any, row: Row) -> bool:
+def _are_answers(value: Any, row: Sample) -> bool:
     return isinstance(value, dict) and _are_texts(value.get("text")) and bool(value["text"])
 
 
@@ -458,7 +458,7 @@ def _source(name: str) -> Source:
 class Splits(dict[str, Any]):
     """Split → ``datasets.Dataset``, read when first asked for: a task that needs no train part need not have one."""
 
-    def __init__(self, load: Callable[[str], list[Row]]):
+    def __init__(self, load: Callable[[str], list[Sample]]):
         super().__init__()
         self._load = load
 
@@ -490,7 +490,7 @@ def splits(
         TaskDataUnavailable: no data folder, and the hub does not give it.
     """
 
-    def load(split: str) -> list[Row]:
+    def load(split: str) -> list[Sample]:
         if data is None:
             return hub_rows(source, hub, name, (hub_splits or {}).get(split, split))
         place = Path(data) / folder
@@ -507,7 +507,7 @@ def splits(
     return Splits(load)
 
 
-def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Row]:
+def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample]:
     """Rows of a hub data set, or of its cache where the hub is out of reach or ``HF_HUB_OFFLINE`` is set.
 
     Raises:
@@ -536,7 +536,7 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
     """``items`` examples of one of the world's own tasks; splits never share an example's seed."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
-    def load(split: str) -> list[Row]:
+    def load(split: str) -> list[Sample]:
         examples = islice(world.examples(world_task, names[split], items, seed), items)  # type: ignore[arg-type]
         return [
             {

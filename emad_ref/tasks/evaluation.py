@@ -62,11 +62,6 @@ class TaskResult:
         return math.exp(self.scores.sum() / self.units.sum())
 
     @property
-    def token_perplexity(self) -> float | None:
-        """exp(Σ nats / Σ tokens), or None where nothing is a perplexity."""
-        return None if self.tokens is None else math.exp(self.scores.sum() / self.tokens.sum())
-
-    @property
     def standard_error(self) -> float | None:
         """Of ``value``, from the documents; None for one document, which has no spread.
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.datasets import SOURCES, Row, file_of, read
-from emad_ref.text.pairs import Pair, read_as
+from emad_ref.tasks.datasets import SOURCES, Sample, file_of, read
+from emad_ref.text.pairs import SourceTarget, read_as
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Published:
     """``splits``: of ``datasets.SOURCES``, the first that a folder has is asked; ``pair``: row → source, answers."""
 
     splits: tuple[str, ...]
-    pair: Callable[[Row], tuple[str, tuple[str, ...]]]
+    pair: Callable[[Sample], tuple[str, tuple[str, ...]]]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Drawn:
 
     file: Path
     of: int
-    pairs: tuple[Pair, ...]
+    pairs: tuple[SourceTarget, ...]
 
 
 PUBLISHED: dict[str, Published] = {
@@ -86,6 +86,6 @@ def _split(task: str, data: Path) -> str | None:
     return next((split for split in _published(task).splits if file_of(task, split, data / task)), None)
 
 
-def _pair(task: str, row: Row) -> Pair:
+def _pair(task: str, row: Sample) -> SourceTarget:
     source, answers = PUBLISHED[task].pair(row)
-    return Pair(task, source, answers[0], answers)
+    return SourceTarget(task, source, answers[0], answers)

@@ -46,7 +46,7 @@ from typing import Any, Literal, NoReturn
 
 from emad_ref.errors import BadArgument, EmadError
 
-Outcome = Literal["passed", "failed", "timeout", "memory", "killed"]
+Ending = Literal["passed", "failed", "timeout", "memory", "killed"]
 
 SCRATCH = "/scratch"
 SCRATCH_BYTES = 16 << 20
@@ -116,7 +116,7 @@ class Result:
     ``truncated``  whether output was left out.
     """
 
-    outcome: Outcome
+    outcome: Ending
     stdout: str
     stderr: str
     exit_code: int | None
@@ -260,9 +260,9 @@ def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, out
     return Result(outcome_of(code), stdout, stderr, 0 if code == ENDED else code, truncated)
 
 
-def outcome_of(code: int | None) -> Outcome:
+def outcome_of(code: int | None) -> Ending:
     """``code`` as shells count: 128 + signal; None: the wall clock ended it."""
-    told: dict[int | None, Outcome] = {None: "timeout", ENDED: "passed", OUT_OF_MEMORY: "memory"}
+    told: dict[int | None, Ending] = {None: "timeout", ENDED: "passed", OUT_OF_MEMORY: "memory"}
     told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
     told |= {128 + signal.SIGXCPU: "timeout"}
     return told.get(code, "failed")

@@ -29,7 +29,7 @@ from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.world import COLOURS, NAMES, OBJECTS, PLACES
 
-PairTask = Literal["qa", "summary"]
+TextTask = Literal["qa", "summary"]
 
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
@@ -45,7 +45,7 @@ CONTAINERS = ("box", "bag")
 
 
 @dataclass(frozen=True)
-class Pair:
+class SourceTarget:
     """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them)."""
 
     task: str
@@ -250,11 +250,11 @@ def _dialogue(rng: random.Random) -> _Item:
 # ---------------------------------------------------------------- splits
 
 
-_ITEMS: dict[PairTask, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
-_SOURCES: dict[PairTask, str] = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
+_ITEMS: dict[TextTask, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
+_SOURCES: dict[TextTask, str] = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
 
 
-def read_as(task: PairTask, text: str, question: str = "") -> str:
+def read_as(task: TextTask, text: str, question: str = "") -> str:
     """What a model is given: the text-to-text form in which T5 reads its tasks (Raffel et al. 2020, appendix D).
 
     Raises:
@@ -276,18 +276,18 @@ def _stream(kind: str, split: Split, seed: int) -> random.Random:
     return random.Random(f"pairs:{kind}/{split}/{seed}")
 
 
-def _items(task: PairTask, split: Split, rng: random.Random) -> Iterator[_Item]:
+def _items(task: TextTask, split: Split, rng: random.Random) -> Iterator[_Item]:
     while True:
         item = _ITEMS[task](rng)
         if split_of(item.text) == split:
             yield item
 
 
-def _pair(task: PairTask, item: _Item) -> Pair:
-    return Pair(task, read_as(task, item.text, item.question), item.target, (item.target,))
+def _pair(task: TextTask, item: _Item) -> SourceTarget:
+    return SourceTarget(task, read_as(task, item.text, item.question), item.target, (item.target,))
 
 
-def pairs(task: PairTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[Pair]:
+def pairs(task: TextTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
     """``limit`` pairs of a task, endless for None; the same (task, split, seed) gives the same pairs.
 
     Raises:
@@ -333,7 +333,7 @@ def _parts(rng: random.Random, total: int, count: int) -> list[int]:
     return [b - a for a, b in zip([0, *cuts], [*cuts, total], strict=True)]
 
 
-def corrupt(text: str, rng: random.Random) -> Pair:
+def corrupt(text: str, rng: random.Random) -> SourceTarget:
     """One text with spans of its words hidden behind sentinels; at most ``WINDOW`` words of it, from anywhere.
 
     Raises:
@@ -350,10 +350,10 @@ def corrupt(text: str, rng: random.Random) -> Pair:
         told += [sentinel, *words[first:last]]
         at = last
     target = " ".join(told)
-    return Pair("corrupted", " ".join([*shown, *words[at:]]), target, (target,))
+    return SourceTarget("corrupted", " ".join([*shown, *words[at:]]), target, (target,))
 
 
-def corrupted(split: Split, limit: int | None, seed: int = 0) -> Iterator[Pair]:
+def corrupted(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
     """``limit`` pairs of span corruption, endless for None; the same (split, seed) gives the same pairs.
 
     Raises:

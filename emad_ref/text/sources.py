@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.extending import added, part_of
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split
 from emad_ref.text.hub import offline, reachable
@@ -58,12 +59,15 @@ def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None 
             part = hub_documents(corpus, "test" if split == "evaluate" else "validation")
             return part if split == "evaluate" else halved(part, split)
         return dealt(hub_documents(corpus, "train"), split)
+    if corpus in added("corpora"):
+        mine: Documents = part_of("corpora", corpus)(split, seed, data)
+        return mine
     path = Path(corpus)
     if path.is_dir():
         return folder_documents(path, split)
     if path.is_file():
         return dealt(file_documents(path), split)
-    known = ", ".join([*world.CORPORA, *FOLDERS, "self"])
+    known = ", ".join([*world.CORPORA, *FOLDERS, "self", *added("corpora")])
     raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
 
 

@@ -30,7 +30,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.pairs import SENTINELS, Pair, corrupted, pairs
+from emad_ref.text.pairs import SENTINELS, SourceTarget, corrupted, pairs
 from emad_ref.training import causal
 from emad_ref.training.recipe import END_OF_TEXT, Family, Recipe
 
@@ -158,7 +158,7 @@ class Batch:
     target: Tensor
 
 
-def drawn(recipe: Seq2SeqRecipe) -> Iterator[Pair]:
+def drawn(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
     """Endless training pairs of the recipe's stage."""
     if not recipe.starts_from:
         yield from corrupted("train", None, recipe.seed)

@@ -4,8 +4,8 @@
 ``Leg``      one part of an answer: a corpus, a task, a batch size, a model geometry.
 ``Verdict``  the answer for one model, with every leg; its JSON form is what ``report.json`` holds.
 
-Nothing here computes: ``interval`` estimates, ``judge`` decides. Standard library only, so that the pytest plugin can
-import it for free.
+Nothing here computes: ``interval`` estimates, ``legs`` combines, questions decide. Standard library only, so that the
+pytest plugin can import it for free.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 from emad_ref.errors import BadArgument
+from emad_ref.extending import registers
 
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
@@ -89,7 +90,7 @@ class Leg:
 class Verdict:
     """The answer to one claim for one model.
 
-    ``estimate``, ``interval``, ``n``, ``threshold`` and ``unit`` are those of the leg that decided (``judge.combine``).
+    ``estimate``, ``interval``, ``n``, ``threshold`` and ``unit`` are those of the leg that decided (``legs.combine``).
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -149,7 +150,7 @@ def _check_keys(what: str, data: Mapping[str, Any], expected: set[str]) -> None:
 
 
 def load_register(path: Path | str | None = None) -> dict[str, Claim]:
-    """The shipped rows by id, in their order; with ``path``, their gates and thresholds as that TOML file sets them.
+    """The shipped rows by id, in their order, then those of extensions; ``path`` sets gates and thresholds.
 
     A user's file holds tables of known rows with ``gate = true|false`` and ``thresholds = { name = number }``, e.g.::
 
@@ -158,10 +159,14 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
 
     Raises:
         BadArgument: the file cannot be read or parsed, or names an unknown row, an unknown field or threshold, or a
-            value of another type. The message names file, row and field.
+            value of another type; an extension's file whose rows are not such rows, or have an id of ours. The message
+            names file, row and field.
     """
     shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
     register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
+    for file in registers():
+        for name, row in _user_rows(file).items():
+            register[name] = _added(name, row, file, register)
     if path is None:
         return register
     for name, row in _user_rows(Path(path)).items():
@@ -171,6 +176,22 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
             )
         register[name] = _overridden(register[name], row, f"{path}: {name}")
     return register
+
+
+def _added(name: str, row: Any, file: Path, register: Mapping[str, Claim]) -> Claim:
+    """A row of an extension."""
+    if name in register:
+        raise BadArgument(f"{file}: row", name, "an id that no other row has", "choose a prefix of your own")
+    wanted = {f.name for f in fields(Claim)} - {"id"}
+    if not isinstance(row, dict) or set(row) != wanted:
+        given = sorted(row) if isinstance(row, dict) else row
+        raise BadArgument(
+            f"{file}: {name}", given, f"a table of exactly {', '.join(sorted(wanted))}", "see register.toml"
+        )
+    for field_name, known in (("kind", get_args(Kind)), ("requires", get_args(Requirement))):
+        if row[field_name] not in known:
+            raise BadArgument(f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, known))}")
+    return Claim(id=name, **row)
 
 
 def _user_rows(path: Path) -> dict[str, Any]:

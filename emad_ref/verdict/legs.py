@@ -1,7 +1,17 @@
 """Where legs meet: estimates become legs, Holm corrects them together, and legs become a row.
 
-Every judgement goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``decided`` applies
-Holm in each direction, ``row`` combines. The rules stand in ``judge``.
+Every question goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``corrected`` applies
+Holm in each direction, ``row`` combines. The rules, which bind every claim:
+
+- Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
+  shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
+- Holm's correction over the legs, separately for each direction. ``other_legs`` counts gating legs of the same run that
+  are decided elsewhere; their p-values count as 1, so the correction stays valid, if conservative.
+- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm.
+- ``combine`` is the one place where legs become a row.
+
+Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold may still be inconclusive
+among many, and then says so. Identities have no interval (``exact``).
 """
 
 from __future__ import annotations
@@ -84,10 +94,9 @@ class Tested:
     needed: Callable[[float], int | None]
 
 
-def weighed(
-    name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int], noun: str
-) -> Tested:
+def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> Tested:
     """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
+    noun = estimate.noun
     leg = Leg(name, "inconclusive", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit)
     if estimate.n < minimum.get(noun, 0):
         short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
@@ -99,7 +108,7 @@ def weighed(
     return Tested(leg, noun, lambda error: needed_n(estimate, error))
 
 
-def decided(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
+def corrected(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
     """Holm in each direction over the legs that have p-values; the others keep their reason for being undecided."""
     family = [
         (test, falsify, survive)
@@ -174,9 +183,9 @@ def cut(verdict: Verdict, shown: int) -> Verdict:
     return replace(verdict, n=judged, reason=reason, legs=tuple(worst[:shown]))
 
 
-def estimated(name: str, estimate: Estimate, reason: str = "") -> Leg:
-    """A leg that only reports."""
-    return Leg(name, "measured", estimate.value, finite(estimate), estimate.n, None, estimate.unit, reason)
+def estimated(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
+    """A leg that only reports; ``threshold`` is shown beside it where there is one."""
+    return Leg(name, "measured", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit, reason)
 
 
 def counted(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:
@@ -190,7 +199,6 @@ def judge_side(
     estimates: Mapping[str, Estimate],
     bad: Side,
     threshold: float,
-    noun: str,
     *,
     other_legs: int = 0,
     beside: Sequence[Leg] = (),
@@ -200,11 +208,10 @@ def judge_side(
     Args:
         estimates: name of the leg → estimate, whose p-values were taken against ``threshold``.
         bad: on which side of the threshold the claim fails.
-        noun: what is counted in the claim's ``minimum`` (documents, items, pairs).
         other_legs: gating legs of the run decided elsewhere.
         beside: legs that only report, or whose premise is absent.
     """
-    legs = [weighed(name, estimate, bad, threshold, claim.minimum, noun) for name, estimate in estimates.items()]
+    legs = [weighed(name, estimate, bad, threshold, claim.minimum) for name, estimate in estimates.items()]
     if not legs and not beside:
         return unmeasured(claim, model, "nothing was compared")
-    return row(claim, model, [*decided(legs, other_legs), *beside])
+    return row(claim, model, [*corrected(legs, other_legs), *beside])

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
+from emad_ref.evidence.gathered import Evidence
+from pytest_emad.auditing import Auditor
+
 NEW, PROMPTS, LENGTH = 32, 4, 8
 
 
-def test_without_exits_tokens_are_the_models_own_greedy_continuation(emad_evidence, emad_audit):
-    evidence = emad_evidence
-    prompts = evidence.prompts(PROMPTS, LENGTH)
-    with evidence.open(evidence.full, max_rows=PROMPTS) as decoder:
+def test_without_exits_tokens_are_the_models_own_greedy_continuation(
+    emad_evidence: Evidence, emad_audit: Auditor
+) -> None:
+    subject = emad_evidence.subject
+    prompts = subject.prompts(PROMPTS, LENGTH)
+    with subject.open(subject.full, max_rows=PROMPTS) as decoder:
         record = decoder.generate(prompts, NEW, frozenset())
-    own = evidence.own_greedy(prompts, NEW)
+    own = subject.own_greedy(prompts, NEW)
     emad_audit.same_tokens(prompts, [e.tolist() for e in record.emitted], own.tolist())
 
 
-def test_last_layer_readout_is_the_models_distribution(emad_evidence):
-    evidence = emad_evidence
-    (prompt,) = evidence.prompts(1, LENGTH)
-    own = evidence.own_logits(prompt.tokens)
-    difference = np.abs(evidence.lens(prompt.tokens)[:, -1] - own).max()
-    assert difference <= evidence.tolerance, f"the last layer's lens is off by {difference:.2e}"
-    with evidence.open(evidence.full) as decoder:
+def test_last_layer_readout_is_the_models_distribution(emad_evidence: Evidence) -> None:
+    subject = emad_evidence.subject
+    (prompt,) = subject.prompts(1, LENGTH)
+    own = subject.own_logits(prompt.tokens)
+    difference = np.abs(subject.lens(prompt.tokens)[:, -1] - own).max()
+    assert difference <= subject.tolerance, f"the last layer's lens is off by {difference:.2e}"
+    with subject.open(subject.full) as decoder:
         _, step = decoder.start([prompt])
     difference = np.abs(step.logits[0, -1] - own[-1]).max()
-    assert difference <= evidence.tolerance, f"the decoder's full-depth logits are off by {difference:.2e}"
+    assert difference <= subject.tolerance, f"the decoder's full-depth logits are off by {difference:.2e}"

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from emad_ref.evidence.gathered import Evidence
+from pytest_emad.auditing import Auditor
+from pytest_emad.recording import Recorder
+
 NEW, ROWS, LENGTH = 32, 4, 8
 
 
-def test_tokens_and_depths_are_the_golden_ones(emad_evidence, emad_record, emad_audit):
-    evidence = emad_evidence
-    point = evidence.probing_point
-    prompts = evidence.prompts(ROWS, LENGTH)
-    with evidence.open(point, max_rows=ROWS) as decoder:
+def test_tokens_and_depths_are_the_golden_ones(
+    emad_evidence: Evidence, emad_record: Recorder, emad_audit: Auditor
+) -> None:
+    evidence, subject = emad_evidence, emad_evidence.subject
+    point = evidence.bridging.probing_point
+    prompts = subject.prompts(ROWS, LENGTH)
+    with subject.open(point, max_rows=ROWS) as decoder:
         record = decoder.generate(prompts, NEW, frozenset())
-    found = {
+    found: dict[str, Any] = {
         "prompts": [p.tokens.tolist() for p in prompts],
         "point": {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]},
         "emitted": [e.tolist() for e in record.emitted],
         "depths": [record.tokens.of(row, phase=1).depth.tolist() for row in range(ROWS)],
     }
-    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{evidence.dtype}-{evidence.corpus}-greedy", found)
+    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{subject.dtype}-{evidence.corpus}-greedy", found)
     if golden is None:
         emad_record.note(f"{evidence.name}: golden row not applicable (no golden recorded)")
         return

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emad_ref.evidence.gathered import Evidence
+
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.harness import Forced, decoded, replayed
 
@@ -12,19 +14,19 @@ ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one
 
 
-def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(emad_evidence):
-    evidence, longest = emad_evidence, max(CONTINUATIONS)
-    if evidence.seq2seq:
+def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(emad_evidence: Evidence) -> None:
+    subject, longest = emad_evidence.subject, max(CONTINUATIONS)
+    if subject.seq2seq:
         pytest.skip("not applicable (an encoder-decoder model: requests have no source)")
-    texts = [prompt.tokens.tolist() for prompt in evidence.prompts(ROWS, CONTEXT + longest)]
+    texts = [prompt.tokens.tolist() for prompt in subject.prompts(ROWS, CONTEXT + longest)]
     requests = [
         Forced(tuple(text[: CONTEXT + n - 1]), CONTEXT - 1, (text[CONTEXT + n - 1],))
         for text, n in zip(texts, CONTINUATIONS, strict=True)
     ]
-    with evidence.open(evidence.full, max_rows=ROWS) as decoder:
+    with subject.open(subject.full, max_rows=ROWS) as decoder:
         slow = np.array([likelihood for likelihood, _ in decoded(decoder, requests)])
-        noise = max(evidence.tolerance, decoder.capabilities.logit_noise)
-    fast = np.array([likelihood for likelihood, _ in replayed(evidence.stepper, evidence.full, requests)])
+        noise = max(subject.tolerance, decoder.capabilities.logit_noise)
+    fast = np.array([likelihood for likelihood, _ in replayed(subject.stepper, subject.full, requests)])
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)
     assert (off <= allowed).all(), f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"

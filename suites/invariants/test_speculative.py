@@ -5,41 +5,56 @@ And is it the model's own where the model drafts for itself, whatever layer it l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from emad_ref.audit.generation import generation
-from pytest_emad.pairing import self_speculation, speculation
+from emad_ref.decoding.pair import Partner
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.speculation import self_speculation, speculation
+from emad_ref.protocol import Decoder
+from pytest_emad.auditing import Auditor
+from pytest_emad.options import Settings
+from pytest_emad.recording import Recorder
 
 NEW, BESIDE = 12, 4
 POINTS = {
-    "full depth": lambda pair: (pair.small.full, pair.large.full),
-    "emad in the verifier": lambda pair: (pair.small.full, pair.large.probing_point),
-    "emad in both": lambda pair: (pair.small.probing_point, pair.large.probing_point),
+    "full depth": lambda small, large: (small.subject.full, large.subject.full),
+    "emad in the verifier": lambda small, large: (small.subject.full, large.bridging.probing_point),
+    "emad in both": lambda small, large: (small.bridging.probing_point, large.bridging.probing_point),
 }
+
+
+@pytest.fixture
+def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+    """Compares with the large model, up to ties of its logits."""
+    large = emad_pair.large.subject
+    return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
 
 
 @pytest.mark.parametrize("rows", [1, BESIDE])
 @pytest.mark.parametrize("depth", POINTS)
-def test_speculation_emits_what_its_verifier_would(emad_pair, emad_record, rows, depth):
-    with emad_pair.partners(*POINTS[depth](emad_pair), rows=rows) as (draft, verifier):
-        emit_the_same(emad_pair, emad_record, rows, verifier, [speculation(draft, verifier)])
+def test_speculation_emits_what_its_verifier_would(emad_pair: Pair, audit: Auditor, rows: int, depth: str) -> None:
+    with emad_pair.models.partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
+        emit_the_same(emad_pair, audit, rows, verifier, [speculation(draft, verifier)])
 
 
-def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair, emad_record):
-    if reason := emad_pair.without_drafting:
+def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: Pair, audit: Auditor) -> None:
+    if reason := emad_pair.models.without_drafting:
         pytest.skip(f"not applicable ({reason})")
-    with emad_pair.drafting(BESIDE) as model:
-        decoders = [self_speculation(model, layer) for layer in emad_pair.exit_layers]
-        emit_the_same(emad_pair, emad_record, BESIDE, model, decoders)
+    with emad_pair.models.drafting(BESIDE) as model:
+        decoders = [self_speculation(model, layer) for layer in emad_pair.models.exit_layers]
+        emit_the_same(emad_pair, audit, BESIDE, model, decoders)
 
 
-def emit_the_same(pair, record, rows, verifier, decoders):
+def emit_the_same(pair: Pair, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder]) -> None:
     """Token by token up to ties, and at the depths that replay gives what was emitted."""
-    prompts, _ = pair.large.rows(rows, 1)
-    audit, point = pair.auditor(record), verifier.point
+    large, point = pair.large.subject, verifier.point
+    prompts, _ = large.rows(rows, 1)
     own = verifier.decoder.generate(prompts, NEW, frozenset())
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
-        emitted = [[tokens.tolist() for tokens in one.emitted] for one in (found, own)]
-        audit.same_tokens(prompts, *emitted, point)
-        audit(generation(decoder, pair.large.lens, point, prompts, NEW, pair.large.tolerance))
+        theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
+        audit.same_tokens(prompts, theirs, mine, point)
+        audit(generation(decoder, large.lens, point, prompts, NEW, large.tolerance))

@@ -23,6 +23,7 @@ from emad_ref.readout.index import Ivf
 from emad_ref.readout.lowrank import LowRank, LowRankIndex, factors
 from emad_ref.readout.topk import TopK
 from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
@@ -118,9 +119,9 @@ def void(_):
 def test_a_cheap_probe_is_a_fraction_of_a_block(benchmark, samples):
     block = samples.pop("one block") / BLOCKS
     for name, seconds in samples.items():
-        ratio = log_ratio(seconds, block, threshold=1.0)
+        ratio = log_ratio(ByPair(seconds), ByPair(block), threshold=1.0)
         benchmark.extra_info[name] = ratio.value
         print(f"{name:28s} {ratio.value:6.3f} blocks [{ratio.low:.3f}, {ratio.high:.3f}]")
     record_samples(benchmark, samples["lowrank 64"], "lowrank 64")
     for name, most in MOST.items():
-        assert log_ratio(samples[name], block, threshold=1.0).value <= most, name
+        assert log_ratio(ByPair(samples[name]), ByPair(block), threshold=1.0).value <= most, name

@@ -19,6 +19,7 @@ from emad_ref.meters.clock import paired
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.units import ByPair
 
 PAIRS, NEW, K, RANK = 12, 12, 64, 64
 ESTIMATORS = (
@@ -65,7 +66,9 @@ def ratios(stepper):
 
     timings = paired({name: arm(decoder) for name, decoder in decoders.items()}, PAIRS, np.random.default_rng(2))
     seconds = timings.seconds
-    return {name: log_ratio(seconds[name], seconds["no probes"]) for name in points if name != "no probes"}
+    return {
+        name: log_ratio(ByPair(seconds[name]), ByPair(seconds["no probes"])) for name in points if name != "no probes"
+    }
 
 
 def test_every_estimator_is_timed_in_the_loop_with_its_retrieval(ratios):

@@ -22,6 +22,7 @@ from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_all
 from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
@@ -65,7 +66,7 @@ def void(_):
 
 def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
     least = SHAPES[loaded.name][2]
-    ratio = log_ratio(samples["generate"], samples["full"], threshold=least)
+    ratio = log_ratio(ByPair(samples["generate"]), ByPair(samples["full"]), threshold=least)
     benchmark.extra_info["generate / full depth"] = ratio.value
     record_samples(benchmark, samples["full"], loaded.name)
     print(f"{loaded.name}: generate / full depth = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
@@ -77,7 +78,7 @@ def test_half_the_layers_take_half_the_blocks_time(benchmark, loaded, samples):
     layers = loaded.stepper.layers
     per_block = (samples["full"] - samples["one"]) / (layers - 1)
     line = samples["one"] + (layers // 2 - 1) * per_block
-    ratio = log_ratio(samples["half"], line, threshold=1.1)
+    ratio = log_ratio(ByPair(samples["half"]), ByPair(line), threshold=1.1)
     benchmark.extra_info["half depth / (embedding + head + half the blocks)"] = ratio.value
     record_samples(benchmark, samples["half"], loaded.name)
     print(f"{loaded.name}: half depth / its share = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")

@@ -18,6 +18,7 @@ from emad_ref.meters.clock import paired
 from emad_ref.models.loading import load
 from emad_ref.text import world
 from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
@@ -72,7 +73,8 @@ def test_full_depth_answers_as_fast_as_lm_evals_own_model(benchmark, loaded, ask
     }
     times = paired(arms, PAIRS, np.random.default_rng(0), warm_up=2)
     used, wall = (
-        log_ratio(seconds["hf"], seconds["emad"], threshold=LEAST) for seconds in (times.process_seconds, times.seconds)
+        log_ratio(ByPair(seconds["hf"]), ByPair(seconds["emad"]), threshold=LEAST)
+        for seconds in (times.process_seconds, times.seconds)
     )
     benchmark.extra_info |= {"hf / emad": used.value, "hf / emad, wall clock": wall.value}
     record_samples(benchmark, times.seconds["emad"], f"{ask.__name__}, {rows} rows")

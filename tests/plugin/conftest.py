@@ -87,7 +87,7 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
         folder.mkdir()
         (folder / "__init__.py").touch()
     (suites / "claims" / "test_claim.py").write_text(
-        "def test_claim(emad_settings):\n    assert emad_settings.seed == 0\n"
+        "def test_claim(emad_settings):\n    assert emad_settings.study.seed == 0\n"
     )
     (suites / "cost" / "test_time.py").write_text("def test_time():\n    pass\n")
     monkeypatch.setenv("PYTHONPATH", str(site))

@@ -62,10 +62,10 @@ def test_ours_answers_last_and_can_be_named(
     import sys
     import types
 
-    stand_in = types.ModuleType("emad_ref.decoding.walked")
-    stand_in.WalkedDecoder = lambda stepper, point, **rest: [stepper, point.name, rest]  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "emad_ref.decoding.walked", stand_in)
-    ours = ["weights", "full depth", {"seed": 0, "max_rows": 1, "temperature": 0.0}]
+    stand_in = types.ModuleType("emad_ref.evidence.host")
+    stand_in.walked = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
+    ours = ["m", "full depth"]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))
     run().assert_outcomes(passed=1)
     run("-p", "one").assert_outcomes(passed=1)

@@ -157,20 +157,6 @@ def test_a_requirement_that_no_test_answered_fails_the_run(project: pytest.Pytes
     result.stdout.fnmatch_lines(["*emad: FAILED: --emad-require speed: no claim*"])
 
 
-def test_refusals_of_a_decoder_become_not_applicable(project: pytest.Pytester, run: Run) -> None:
-    project.makepyfile(
-        """
-        from emad_ref.protocol import Unsupported
-        def test_claim(emad_record):
-            with emad_record.unless_unsupported("EMAD-E2", "emad-tiny"):
-                raise Unsupported("only lowers depth")
-        """
-    )
-    assert run("--emad-report", "out").ret == PASSES
-    (claim,) = report_of(project.path / "out")["claims"]
-    assert (claim["verdict"], claim["reason"]) == ("not applicable", "only lowers depth")
-
-
 def test_what_a_decoder_declines_outside_a_claim_is_skipped_with_its_reason(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(
         """
@@ -188,7 +174,6 @@ def test_what_a_decoder_declines_outside_a_claim_is_skipped_with_its_reason(proj
     ("call", "said"),
     [
         ("claim(verdict('survived', 'EMAD-X'))", "claim='EMAD-X', but expected a row of the register"),
-        ("not_applicable('EMAD-F1', 'm', '')", "a sentence saying what is absent"),
         ("point({'name': 'p'})", "point['model']"),
         ("point({'name': 'p', 'model': 'm', 'mean_depth': float('nan')})", "leave absent numbers out"),
         ("point({'name': 'p', 'model': 'm', 'mean_depth': numpy.float32(1)})", "built-in JSON values"),

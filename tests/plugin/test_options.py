@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from pytest_emad.options import BUDGETS, OPTIONS, Settings, settings
+from emad_ref.evidence.study import BUDGETS
+from pytest_emad.options import OPTIONS, Settings, settings
 from tests.plugin.conftest import Run
 
 VALUES: dict[str, tuple[str, Any]] = {
@@ -48,6 +49,13 @@ def parsed(project: pytest.Pytester, *arguments: str) -> Settings:
     return settings(project.parseconfig("-p", "no:cacheprovider", *arguments))
 
 
+def field_of(found: Settings, name: str) -> Any:
+    """What an option became, in the settings, their study or their gating."""
+    field = FIELDS.get(name, name.replace("-", "_"))
+    (held,) = [part for part in (found, found.study, found.gating) if field in part.__dataclass_fields__]
+    return getattr(held, field)
+
+
 def expected(project: pytest.Pytester, name: str) -> Any:
     value = VALUES[name][1]
     return project.path / value if name in PATHS else value
@@ -60,25 +68,25 @@ def test_the_table_of_values_has_every_option_but_the_switch() -> None:
 @pytest.mark.parametrize("name", VALUES)
 def test_command_line(project: pytest.Pytester, name: str) -> None:
     found = parsed(project, f"--emad-{name}", VALUES[name][0])
-    assert getattr(found, FIELDS.get(name, name.replace("-", "_"))) == expected(project, name)
+    assert field_of(found, name) == expected(project, name)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_ini_twin(project: pytest.Pytester, name: str) -> None:
     project.makeini(f"[pytest]\nemad_{name.replace('-', '_')} = {VALUES[name][0]}\n")
     found = parsed(project)
-    assert getattr(found, FIELDS.get(name, name.replace("-", "_"))) == expected(project, name)
+    assert field_of(found, name) == expected(project, name)
 
 
 @pytest.mark.parametrize("name", VALUES)
 def test_every_option_has_a_default_that_differs_from_the_tried_value(project: pytest.Pytester, name: str) -> None:
-    assert getattr(parsed(project), FIELDS.get(name, name.replace("-", "_"))) != expected(project, name)
+    assert field_of(parsed(project), name) != expected(project, name)
 
 
 def test_command_line_wins_over_ini(project: pytest.Pytester) -> None:
     project.makeini("[pytest]\nemad_seed = 3\nemad_model = emad-nano emad-tiny\n")
     assert parsed(project).models == ("emad-nano", "emad-tiny")
-    assert parsed(project, "--emad-seed", "4", "--emad-model", "a/b").seed == 4
+    assert parsed(project, "--emad-seed", "4", "--emad-model", "a/b").study.seed == 4
     assert parsed(project, "--emad-model", "a/b", "--emad-model", "a/b@c").models == ("a/b", "a/b@c")
 
 
@@ -88,12 +96,12 @@ def test_paths_start_where_they_are_written(project: pytest.Pytester, monkeypatc
     (below / "data").mkdir(parents=True)
     project.makeini("[pytest]\nemad_data = data\n")
     monkeypatch.chdir(below)
-    assert parsed(project, "--rootdir", str(project.path), "-c", "../tox.ini").data == project.path / "data"
-    assert parsed(project, "--emad-data", "data", "-c", "../tox.ini").data == below / "data"
+    assert parsed(project, "--rootdir", str(project.path), "-c", "../tox.ini").study.data == project.path / "data"
+    assert parsed(project, "--emad-data", "data", "-c", "../tox.ini").study.data == below / "data"
 
 
 def test_a_corpus_may_be_a_file(project: pytest.Pytester) -> None:
-    assert parsed(project, "--emad-corpus", "profile.json").corpus == str(project.path / "profile.json")
+    assert parsed(project, "--emad-corpus", "profile.json").study.corpus == str(project.path / "profile.json")
 
 
 def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> None:

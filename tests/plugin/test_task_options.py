@@ -23,17 +23,17 @@ def parsed(project: pytest.Pytester, *arguments: str) -> Any:
 def test_from_the_command_line_and_from_ini(
     project: pytest.Pytester, name: str, written: str, read: Any, default: Any
 ) -> None:
-    assert getattr(parsed(project), name) == default
-    assert getattr(parsed(project, f"--emad-{name}", written), name) == read
+    assert getattr(parsed(project).study, name) == default
+    assert getattr(parsed(project, f"--emad-{name}", written).study, name) == read
     project.makeini(f"[pytest]\nemad_{name} = {written}\n")
-    assert getattr(parsed(project), name) == read
+    assert getattr(parsed(project).study, name) == read
 
 
 def test_programs_run_only_where_it_is_said(project: pytest.Pytester) -> None:
-    assert parsed(project).allow_code_execution is False
-    assert parsed(project, "--emad-allow-code-execution").allow_code_execution is True
+    assert parsed(project).study.allow_code_execution is False
+    assert parsed(project, "--emad-allow-code-execution").study.allow_code_execution is True
     project.makeini("[pytest]\nemad_allow_code_execution = true\n")
-    assert parsed(project).allow_code_execution is True
+    assert parsed(project).study.allow_code_execution is True
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,13 @@ def imported_for_good(tiny: Path) -> None:
     """pytester takes every module back out that was imported while it was in force; torch's cannot come in twice."""
     for module in (
         *("hypothesis.stateful", "scipy.stats", "sklearn.isotonic", "torch._dynamo", "torch.distributed.fsdp"),
-        *("pytest_emad.auditing", "pytest_emad.session", "matplotlib.figure", "matplotlib.backends.backend_svg"),
+        *(
+            "pytest_emad.auditing",
+            "emad_ref.evidence.gathered",
+            "emad_ref.questions.tables",
+            "matplotlib.figure",
+            "matplotlib.backends.backend_svg",
+        ),
     ):
         importlib.import_module(module)
     model = load(str(tiny)).model
@@ -86,7 +92,7 @@ def ungated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Rows about a pair of bundled models, whatever the model under test: minutes of decoding that say nothing of it here.
-OF_A_PAIR = ("test_ead_*", "test_emad_e8.py", "test_emad_r5.py", "test_speculative.py")
+OF_A_PAIR = ("test_pair.py", "test_speculative.py", "test_switching.py")
 
 
 def _arguments(suites: tuple[str, ...], options: dict[str, object], more: tuple[object, ...]) -> list[str]:
@@ -115,6 +121,11 @@ def judge_apart(pytester: pytest.Pytester) -> Run:
         return pytester.runpytest_subprocess(*_arguments(suites, options, more))
 
     return run
+
+
+def only(*claims: str) -> tuple[str, str]:
+    """``more=only("EMAD-F1", "EE-8")``: of the claims these alone, and whatever tests no claim."""
+    return "-k", " or ".join(["not test_claim", *(f"{claim}]" for claim in claims)])
 
 
 def text_of(result: pytest.RunResult) -> str:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from emad_ref.calibration.profile import Profile
 from emad_ref.models.loading import load
 from pytest_emad.goldens import INDEX, VERDICTS, Goldens
-from tests.suites.conftest import Run, text_of
+from tests.suites.conftest import Run, only, text_of
 
 ASKED = ("invariants", "fidelity")
 WORDS = " ".join(f"w{i}" for i in range(1, 40))
@@ -154,7 +154,7 @@ class TestProfile:
     ) -> None:
         (tmp_path / "profile.json").write_text(json.dumps(fields))
         options = {"model": tiny, "profile": tmp_path / "profile.json", "claims": ungated}
-        judge("claims/test_emad_e13.py", **options).assert_outcomes(passed=1)
+        judge("claims/test_model.py", more=only("EMAD-E13"), **options).assert_outcomes(passed=1)
 
     def test_margin_under_which_nothing_exits(self, judge: Run, tiny: Path) -> None:
         result = judge(*ASKED, model=tiny, margin=50)

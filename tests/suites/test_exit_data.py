@@ -9,12 +9,13 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tests.suites.conftest import Run, add_tokenizer, text_of, verdicts_of
+from tests.suites.conftest import Run, add_tokenizer, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 
 pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
 
-ROWS = ("claims/test_ee_exit_blocks.py", "claims/test_ee_pruning.py")
+MODEL = "claims/test_model.py"
+ROWS = ("EE-1", "EE-2", "EE-3", "EE-4", "EE-8", "EE-9", "EE-10", "EE-12", "EE-13", "EE-15")
 ITEMS = 12
 NO_FILES = "no SQuAD/SamSum files; --emad-data DIR holds squad/dev-v1.1.json, samsum/val.json or samsum/test.json"
 
@@ -57,8 +58,8 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
 ) -> None:
     out, golden = tmp_path / "out", tmp_path / "golden"
     golden.mkdir()
-    chosen = "jsd_exits or adaptive_pruning_exits or table"
-    result = judge(*ROWS, model=t5, data=data, report=out, golden=golden, more=("--emad-update-golden", "-k", chosen))
+    more = ("--emad-update-golden", *only("EE-3", "EE-9"))
+    result = judge("claims", model=t5, data=data, report=out, golden=golden, more=more)
     verdicts = verdicts_of(out)
     legs = {leg["name"]: leg for leg in verdicts["EE-3"]["legs"]}
     assert {name.split(",")[0] for name in legs} == {"squad", "samsum"}, text_of(result)
@@ -74,7 +75,7 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
 
 def test_without_files_rows_are_unmeasured_and_arithmetic_goes_on(judge: Run, t5: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = judge(*ROWS, "claims/test_ee_runtime.py", model=t5, report=out)
+    result = judge(MODEL, model=t5, report=out, more=only(*ROWS, "EE-14"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(out)
     for claim in ("EE-2", "EE-3", "EE-9", "EE-10", "EE-12", "EE-13", "EE-14", "EE-15"):
@@ -95,7 +96,7 @@ def test_without_files_rows_are_unmeasured_and_arithmetic_goes_on(judge: Run, t5
 def test_one_file_of_the_two_leaves_the_other_a_leg(judge: Run, t5: Path, data: Path, tmp_path: Path) -> None:
     (data / "samsum/test.json").unlink()
     out = tmp_path / "out"
-    result = judge(*ROWS[:1], model=t5, data=data, report=out, more=("-k", "jsd_exits"))
+    result = judge(MODEL, model=t5, data=data, report=out, more=only("EE-3"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     legs = {leg["name"]: leg for leg in verdicts_of(out)["EE-3"]["legs"]}
     assert legs["samsum"]["outcome"] == "unmeasured"
@@ -105,6 +106,6 @@ def test_one_file_of_the_two_leaves_the_other_a_leg(judge: Run, t5: Path, data: 
 
 def test_a_file_that_does_not_fit_is_one_error_of_the_run(judge: Run, t5: Path, data: Path) -> None:
     write(data / "samsum/test.json", [{"id": "1", "dialogue": "w3"}])
-    result = judge(*ROWS, model=t5, data=data)
+    result = judge(MODEL, model=t5, data=data, more=only(*ROWS))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert text_of(result).count("test.json, [0]: summary") == 1

@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.suites.conftest import Run, text_of, verdicts_of
+from tests.suites.conftest import Run, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 for module in ("datasets", "emad_ref.tasks.evaluation", "emad_ref.tasks.harness"):
     import_module(module)  # pytester takes modules back out, and what these register cannot be registered twice
 
-F1 = ("claims/test_emad_f1.py",)
-NOT_LITERAL = ("-k", "put_forward")
+F1 = ("claims/test_model.py",)
+NOT_LITERAL = only("EMAD-F1")
 
 
 @pytest.fixture(scope="session")

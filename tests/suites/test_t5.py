@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
-from tests.suites.conftest import Run, text_of, verdicts_of
+from tests.suites.conftest import Run, only, text_of, verdicts_of
 
 # Of the two suites, what an encoder-decoder cannot answer as they ask (a forward without decoder inputs, lm-eval's
 # requests without sources), and speculation, which is about a pair of other models.
@@ -45,11 +45,11 @@ def test_rows_about_plain_documents_do_not_apply_and_block_compute_is_counted(
     judge: Run, t5: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    suites = ("claims/test_emad_f1.py", "claims/test_emad_e1.py", "cost/test_flops.py", "cost/test_speed.py")
-    result = judge(*suites, model=t5, report=out)
+    asked = only("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E5", "EMAD-F2", "EMAD-E7")
+    result = judge("claims/test_model.py", "cost", model=t5, report=out, more=asked)
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(out)
-    for claim in ("EMAD-F1", "EMAD-F1-literal", "EMAD-F2", "EMAD-E1"):
+    for claim in ("EMAD-F1", "EMAD-F1-literal", "EMAD-F2", "EMAD-E1", "EMAD-E7"):
         assert verdicts[claim]["verdict"] == "not applicable"
         assert "an encoder-decoder model" in verdicts[claim]["reason"]
     assert verdicts["EMAD-E5"]["verdict"] == "survived"
@@ -58,7 +58,7 @@ def test_rows_about_plain_documents_do_not_apply_and_block_compute_is_counted(
 def test_early_exit_rows_without_tasks_or_training_say_so(judge: Run, t5: Path, tmp_path: Path) -> None:
     """A stored model without a tokenizer cannot read the tasks; arithmetic needs none."""
     out = tmp_path / "out"
-    result = judge("claims/test_ee_pruning.py", "claims/test_ee_exit_blocks.py", model=t5, report=out)
+    result = judge("claims", model=t5, report=out, more=only("EE-3", "EE-8"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(out)
     assert verdicts["EE-3"]["verdict"] == "unmeasured"
@@ -75,7 +75,7 @@ def test_random_weights_still_give_the_arithmetic_of_pruning(
 
     monkeypatch.setattr(loading, "weights_folder", lambda: t5.parent)
     out = tmp_path / "out"
-    result = judge("claims/test_ee_pruning.py", "claims/test_ee_confidence.py", model="random:t5", report=out)
+    result = judge("claims/test_model.py", model="random:t5", report=out, more=only("EE-1", "EE-4", "EE-5"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(out)
     assert verdicts["EE-1"]["verdict"] == "falsified"

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from emad_ref.models import loading
-from tests.suites.conftest import SIZES, Run, text_of, verdicts_of
+from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
 
 QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
 
@@ -22,14 +22,18 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_quality_is_not_applicable_and_everything_else_runs(judge: Run, bundle: str, tmp_path: Path) -> None:
-    result = judge("invariants", "fidelity", "claims", "cost/test_flops.py", model=bundle, report=tmp_path / "out")
+    result = judge("invariants", "fidelity", "claims", model=bundle, report=tmp_path / "out")
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(tmp_path / "out")
     for claim in QUALITY:
         assert verdicts[claim]["verdict"] == "not applicable"
         assert "random weights" in verdicts[claim]["reason"]
     assert verdicts["EMAD-E2"]["verdict"] == "survived"
-    assert verdicts["EMAD-E5"]["verdict"] == "survived"
+
+
+def test_block_compute_is_counted(judge: Run, bundle: str, tmp_path: Path) -> None:
+    judge("cost/test_claims.py::test_claim", model=bundle, report=tmp_path / "out", more=only("EMAD-E5"))
+    assert verdicts_of(tmp_path / "out")["EMAD-E5"]["verdict"] == "survived"
 
 
 def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
@@ -39,7 +43,7 @@ def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
 
 
 def test_time_is_measured(judge: Run, bundle: str, tmp_path: Path) -> None:
-    result = judge("cost/test_speed.py", model=bundle, report=tmp_path / "out", more=("-k", "wall_clock"))
+    result = judge("cost/test_claims.py::test_claim", model=bundle, report=tmp_path / "out", more=only("EMAD-F2"))
     verdict = verdicts_of(tmp_path / "out")["EMAD-F2"]
     assert verdict["n"] == 30, text_of(result)
     assert verdict["verdict"] in ("survived", "falsified", "inconclusive")

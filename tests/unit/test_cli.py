@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from emad_ref import cli
-from emad_ref.calibration import resume, trace
+from emad_ref.calibration import resume
 from emad_ref.calibration.profile import load_profile, merge
+from emad_ref.cli import sweeping
+from emad_ref.evidence import subject
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models import loading
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.geometry import geometry_of
 from emad_ref.report.plots import require_drawable
-from emad_ref.sweep import families, losses
+from emad_ref.sweep import families
 from emad_ref.text import sources
 from emad_ref.training import loop
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -37,15 +45,18 @@ class Letters:
 @pytest.fixture
 def small(monkeypatch):
     """``load`` that knows one small model; tests change its attributes."""
+    model = small_model("gpt_neox")
     loaded = SimpleNamespace(
-        name="small", model=small_model("gpt_neox"), tokenizer=Letters(), fingerprint="f00d", opening=0, trained=True
-    )
+        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, trained=True, bundled=False,
+        geometry=geometry_of(model.config), stepper=CausalStepper(model),
+    )  # fmt: skip
 
-    def load(name):
+    def load(name, **options):
         assert name == "small"
         return loaded
 
-    monkeypatch.setattr(loading, "load", load)
+    for module in (loading, subject):
+        monkeypatch.setattr(module, "load", load)
     return loaded
 
 
@@ -139,7 +150,7 @@ BAD = [
     (["generate", "small", "hi", "--tokens", "1000"], "positions="),
     (["generate", "small", "hi", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "small", "hi", "--profile", "{tmp}/none.json"], "a readable JSON file"),
-    (["sweep", "small", "--documents", "0"], "at least one document of two tokens"),
+    (["sweep", "small", "--documents", "0"], "documents=0, but expected at least one window of each split"),
 ]
 
 
@@ -314,6 +325,7 @@ UNPARSABLE = [
     ["report"],
     ["sweep"],
     ["sweep", "small", "--documents", "few"],
+    ["sweep", "small", "--budget", "large"],
 ]
 
 
@@ -370,17 +382,20 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
 
 
 def swept(*options):
-    return cli.main(["sweep", "small", "--documents", "4", *map(str, options)])
+    """``--corpus`` is named for a model that is not bundled: its default would be WikiText, if it can be had."""
+    named = [] if "--corpus" in options else ["--corpus", "world:premise"]
+    return cli.main(["sweep", "small", "--documents", "4", *named, *map(str, options)])
 
 
 def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsys):
     out = tmp_path / "deep" / "sweep.json"
     assert swept("--out", out) == 0
     found = json.loads(out.read_text(encoding="utf-8"))
-    assert {"model", "fingerprint", "corpus", "dtype", "version", "window", "tokens", "rows"} <= set(found)
+    assert {"model", "fingerprint", "corpus", "dtype", "version", "window", "tokens", "rows", "notes"} <= set(found)
     assert (found["model"], found["corpus"], set(found["tokens"])) == ("small", "world:premise", set(JUDGED))
     rows = found["rows"]
     assert {"EMAD, mean − margin", "fixed truncation", "softmax response"} <= {row["family"] for row in rows}
+    assert {"EMAD beside early exits", "early exit: softmax"} <= {row["family"] for row in rows}
     assert all(row["net reduction ≥ %"] in (0.15, 0.30, 0.45, 0.60) for row in rows)
     require_drawable("pareto", rows)
     text = capsys.readouterr().out
@@ -390,22 +405,29 @@ def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsy
     assert lines[-1] == f"written to {out}"
 
 
-def test_sweep_chooses_on_validation_and_shows_evaluation(small, monkeypatch, tmp_path):
-    taken, asked = [], []
-    take, table = trace.take_trace, losses.loss_table
-    monkeypatch.setattr(
-        trace, "take_trace", lambda *given, **options: taken.append(take(*given, **options)) or taken[-1]
-    )
-    monkeypatch.setattr(losses, "loss_table", lambda on, *given: asked.append((on, table(on, *given))) or asked[-1][1])
+def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
+    """What the plugin records: the same rows, and why a rule has none."""
     assert swept("--out", tmp_path / "sweep.json") == 0
-    rows = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))["rows"]
-    calibrated, validated, evaluated = taken
-    assert {len(found) for on, found in asked if on is evaluated} == {1}, "points already chosen, and full depth"
-    assert all(len(found) > 1 for on, found in asked if on is validated), "whole families"
-    assert not [found for on, found in asked if on is calibrated]
-    shown = {found[0].point.name: found[0].perplexity for on, found in asked if on is evaluated}
-    assert rows
-    assert all(row["perplexity"] == shown[row["point"]] for row in rows)
+    found = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
+    few = replace(BUDGETS["smoke"], calibrate=4, validate=4, evaluate=4)
+    shown = Evidence(small, Study(corpus="world:premise", budget=few), Host()).rivals.exhibits()
+    assert found["rows"] == [dict(row) for row in shown.tables[0].rows]
+    assert found["notes"] == list(shown.notes)
+    assert any("early exit: softmax, decaying is not on the Pareto table" in note for note in shown.notes)
+    assert set(shown.notes) <= set(capsys.readouterr().out.splitlines())
+
+
+def test_sweep_reads_as_many_windows_as_the_budget_or_the_user_says(small, monkeypatch):
+    asked = []
+    monkeypatch.setattr(sweeping, "swept", lambda evidence: asked.append(evidence.subject.budget) or SWEPT)
+    monkeypatch.setattr(Evidence, "check", lambda self: None)
+    for options in ([], ["--budget", "full"], ["--budget", "standard", "--documents", "7"]):
+        assert cli.main(["sweep", "small", *options]) == 0
+    assert asked[:2] == [BUDGETS["smoke"], BUDGETS["full"]]
+    assert asked[2] == replace(BUDGETS["standard"], calibrate=7, validate=7, evaluate=7)
+
+
+SWEPT = {"rows": [], "notes": [], "tokens": {"evaluate": 1}, "full depth perplexity": 1.0, "corpus": "c"}
 
 
 def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tmp_path):
@@ -416,9 +438,9 @@ def test_sweep_reads_three_splits_of_the_corpus_asked_for(small, monkeypatch, tm
         read.append((corpus, split, options))
         return documents(corpus, split, **options)
 
-    monkeypatch.setattr(sources, "documents_of", watched)
+    monkeypatch.setattr(subject, "documents_of", watched)
     assert swept("--corpus", "world:mixed", "--data", tmp_path) == 0
-    assert read == [("world:mixed", split, {"data": tmp_path}) for split in JUDGED]
+    assert read == [("world:mixed", split, {"seed": 0, "data": tmp_path}) for split in JUDGED]
 
 
 def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):
@@ -436,19 +458,21 @@ def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(sma
     small.tokenizer = None
     monkeypatch.setattr(families, "equal_flops", lambda table, level: None)
     assert swept("--corpus", "self", "--out", tmp_path / "sweep.csv") == 0
-    assert capsys.readouterr().out.startswith("no point of any family saves 15 % of FLOPs net\nfull depth: ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-3] == "small: no point of any sweep saves 15 % of FLOPs net"
+    assert lines[-2].startswith("full depth: ")
     assert (tmp_path / "sweep.csv").read_text(encoding="utf-8") == "\n"
 
 
 def test_sweep_refuses_before_the_long_passes(small, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(trace, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
+    monkeypatch.setattr(subject, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     assert swept("--out", tmp_path / "sweep.txt") == 1
     assert "expected a file name that ends in .csv or .json" in capsys.readouterr().err
     assert swept("--corpus", "nowhere") == 1
     assert "corpus='nowhere'" in capsys.readouterr().err
     small.tokenizer = None
-    assert swept() == 1
-    assert "a model with a tokenizer" in capsys.readouterr().err
+    assert swept("--corpus", "world:premise") == 1
+    assert "came without a tokenizer" in capsys.readouterr().err
     small.trained = False
     assert swept("--corpus", "self") == 1
     assert "expected trained weights; perplexity of noise says nothing" in capsys.readouterr().err

@@ -103,11 +103,15 @@ def test_a_time_that_is_none_is_refused(own):
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
     from emad_ref.verdict.interval import log_ratio
+    from emad_ref.verdict.units import ByPair
 
     truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10), np.random.default_rng(0)
     assert truth > 1.10
     shown = [
-        log_ratio(truth * np.exp(0.05 * source.standard_normal(30)), np.ones(30), threshold=1.10).p_above <= 0.05
+        log_ratio(
+            ByPair(truth * np.exp(0.05 * source.standard_normal(30))), ByPair(np.ones(30)), threshold=1.10
+        ).p_above
+        <= 0.05
         for _ in range(400)
     ]
     assert 0.72 < np.mean(shown) < 0.88

@@ -95,6 +95,8 @@ def test_a_profile_survives_its_file(tmp_path):
     path = tmp_path / "new folder" / "profile.json"
     PROFILE.save(path)
     assert load_profile(path) == PROFILE
+    PROFILE.save(str(path))
+    assert load_profile(str(path)) == PROFILE, "a path may be a string"
     assert [p.name for p in path.parent.iterdir()] == ["profile.json"]
 
 

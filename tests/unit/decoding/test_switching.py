@@ -83,6 +83,11 @@ def test_the_papers_settings_are_the_defaults():
     assert (SwitchingRule(1.0).window, SwitchingRule(1.0).least_run) == (5, 10)
 
 
+def switches(done):
+    """Changes of model between emitted tokens, per sequence."""
+    return [int(np.count_nonzero(np.diff(models))) for models in done.model]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -141,7 +146,7 @@ def test_every_token_is_its_models_own_on_the_whole_history(small, large, start,
     """Both caches hold what they should at every switch: entropies are those of a plain pass over the history."""
     rule = between(small, large, start=start)
     done = switch(partner(small), partner(large), rule, PROMPTS, NEW, temperature=temperature, seed=4)
-    assert done.switches.max() >= 2, "the drawn case must switch there and back"
+    assert max(switches(done)) >= 2, "the drawn case must switch there and back"
     for row, prompt in enumerate(PROMPTS):
         emitted = done.record.emitted[row]
         history = np.concatenate([prompt.tokens, emitted])
@@ -213,7 +218,7 @@ def test_an_adaptive_partner_has_the_depths_it_would_choose_reading_live(small, 
     points = adaptive(small), adaptive(large)
     rule = between(small, large, start=start)
     done = switch(partner(small, points[0]), partner(large, points[1]), rule, PROMPTS, NEW)
-    assert done.switches.max() >= 2
+    assert max(switches(done)) >= 2
     for row, prompt in enumerate(PROMPTS):
         tokens = done.record.tokens.of(row)
         for model in set(done.model[row].tolist()):
@@ -263,7 +268,7 @@ def test_catching_up_is_one_opening_or_chunks_of_what_a_decoder_takes():
     assert small.decoder.widths == [1, 1, 1], "a prompt and four tokens were read by opening"
     assert large.decoder.widths == [1, 1, 1, 3, 2, 1, 1, 1]
     assert done.catch_up_tokens.tolist() == [5, 4], "the last token read is the step that any model would take"
-    assert done.switches.tolist() == [2]
+    assert switches(done) == [2]
     assert [work.tokens.tolist() for work in done.record.work.values()] == [[9], [13]]
     heads = [session.read.tolist() for one in (small, large) for session in one.decoder.sessions]
     assert heads == [[4], [8]], "as many as each emitted, however many chunks it read"

@@ -74,7 +74,7 @@ def test_reliability_speaks_of_each_layer_alone() -> None:
     correct = np.array([[False, True], [False, False]])
     early, late = reliability(confidence, correct)
     assert (early.layer, early.confidence, early.accuracy) == (1, pytest.approx(0.9), 0.0)
-    assert (early.overconfidence, late.overconfidence) == (pytest.approx(0.9), pytest.approx(-0.3))
+    assert (late.layer, late.confidence, late.accuracy) == (2, pytest.approx(0.2), 0.5)
 
 
 @pytest.mark.parametrize("bad", [np.nan, -0.1, 1.1])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.point import truncated
 from emad_ref.sweep.losses import Loss
-from emad_ref.sweep.pareto import LEVELS, Duel, at_points, duels, front
+from emad_ref.sweep.pareto import LEVELS, Duel, duels
 
 
 def row(net: float, perplexity: float, depth: int = 1) -> Loss:
@@ -22,28 +21,6 @@ def pairs(table):
 
 # few distinct values, so that ties are common
 rows = st.lists(st.builds(row, st.sampled_from([-0.1, 0.0, 0.2, 0.4]), st.sampled_from([1.0, 1.5, 2.0])), max_size=8)
-
-
-@given(rows)
-def test_the_front_is_what_no_other_row_beats(table):
-    """Beaten: another row is at least as good in both and better in one. Of equal rows one is kept."""
-    seen = set(pairs(table))
-    unbeaten = {
-        (net, ppl) for net, ppl in seen if not any(n >= net and p <= ppl and (n, p) != (net, ppl) for n, p in seen)
-    }
-    kept = pairs(front(table))
-    assert set(kept) == unbeaten
-    assert len(kept) == len(unbeaten)
-
-
-@given(rows)
-def test_the_front_runs_from_most_saved_to_best_quality(table):
-    kept = front(table)
-    assert all(a.perplexity > b.perplexity and a.net_reduction > b.net_reduction for a, b in zip(kept, kept[1:]))  # noqa: B905, RUF007  # neighbours
-
-
-def test_no_rows_have_no_front():
-    assert front([]) == []
 
 
 def test_each_side_sends_its_best_that_saves_enough():
@@ -61,8 +38,3 @@ def test_a_level_that_one_side_misses_has_no_duel(swapped):
     sides = (near, far) if swapped else (far, near)
     assert [duel.reduction for duel in duels(*sides)] == [level for level in LEVELS if level <= 0.31] == [0.15, 0.30]
     assert duels(far, []) == duels([], far) == []
-
-
-def test_rows_are_found_by_their_points():
-    table = [row(0.1, 1.0, 1), row(0.2, 2.0, 2)]
-    assert at_points(table) == {truncated(99, 1): table[0], truncated(99, 2): table[1]}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.sweep.routing import Routing, best_within_share, cheapest_with_score, threshold_for_share
+from emad_ref.sweep.routing import Routing, best_within_share, threshold_for_share
 
 
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=60), st.floats(0, 1))
@@ -46,12 +46,6 @@ def test_what_decides_nothing_is_refused(values, share, message):
 
 
 TABLE = [Routing(3.0, 0.1, 0.60), Routing(2.0, 0.3, 0.74), Routing(1.5, 0.4, 0.71), Routing(0.0, 1.0, 0.80)]
-
-
-def test_the_cheapest_row_with_the_score_is_chosen():
-    assert cheapest_with_score(TABLE, 0.7) is TABLE[1]
-    assert cheapest_with_score(TABLE, 0.75) is TABLE[3]
-    assert cheapest_with_score(TABLE, 0.81) is None
 
 
 def test_the_best_row_within_the_share_is_chosen():

@@ -25,18 +25,29 @@ from emad_ref.verdict.interval import (
     profile_steps,
     rank_correlation,
 )
+from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf
 
 
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[ByDocument, ByDocument, ByDocument]:
     """Candidate and reference NLL sums whose difference is ``rate`` nats per token on average."""
     source = np.random.default_rng(seed)
     tokens = source.integers(50, 300, n)
     reference = tokens * source.uniform(1.0, 3.0, n)
-    return reference + tokens * (rate + spread * source.standard_normal(n)), reference, tokens
+    candidate = reference + tokens * (rate + spread * source.standard_normal(n))
+    return ByDocument(candidate), ByDocument(reference), ByDocument(tokens)
+
+
+def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
+    return candidate.like(candidate.values - reference.values)
+
+
+def each(*values: float) -> ByDocument:
+    """One value for each document."""
+    return ByDocument(np.array(values))
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------------
@@ -45,18 +56,19 @@ def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[np.nda
 def test_the_value_is_the_ratio_of_perplexities():
     candidate, reference, tokens = documents(40, 0.02, 0.01)
     rise = perplexity_rise(candidate, reference, tokens, threshold=0.01, rng=rng())
-    expected = math.exp(candidate.sum() / tokens.sum()) / math.exp(reference.sum() / tokens.sum()) - 1
+    total = tokens.values.sum()
+    expected = math.exp(candidate.values.sum() / total) / math.exp(reference.values.sum() / total) - 1
     assert rise.value == pytest.approx(expected, rel=1e-12)
     assert rise.low < rise.value < rise.high
-    assert rise.n == 40
+    assert (rise.n, rise.noun) == (40, "documents")
 
 
 def test_the_interval_agrees_with_scipys_bca_on_well_behaved_documents():
     """Two bootstraps of 200 near-normal documents differ by Monte-Carlo noise: a tenth of the half-width."""
     candidate, reference, tokens = documents(200, 0.02, 0.05)
-    ours = mean_rate(candidate - reference, tokens, threshold=0.0, rng=rng(), unit="nats")
+    ours = mean_rate(difference(candidate, reference), tokens, threshold=0.0, rng=rng(), unit="nats")
     theirs = stats.bootstrap(
-        (candidate - reference, tokens.astype(float)),
+        (difference(candidate, reference).values, tokens.values.astype(float)),
         lambda x, n, axis: x.sum(axis) / n.sum(axis),
         paired=True,
         vectorized=True,
@@ -75,7 +87,8 @@ def test_one_sided_bounds_err_about_as_often_as_they_say():
         tokens = source.integers(100, 400, 30)
         sums = tokens * source.exponential(0.02, 30)
         draws = document_draws(30, 499, source)
-        estimate = mean_rate(sums, tokens, threshold=0.02, rng=source, unit="nats", draws=draws)
+        columns = ByDocument(sums), ByDocument(tokens)
+        estimate = mean_rate(*columns, threshold=0.02, rng=source, unit="nats", draws=draws)
         above, below = above + (estimate.p_above <= 0.05), below + (estimate.p_below <= 0.05)
     assert 0.015 < above / 600 < 0.085
     assert 0.015 < below / 600 < 0.105
@@ -84,9 +97,9 @@ def test_one_sided_bounds_err_about_as_often_as_they_say():
 @given(seed=st.integers(0, 10_000), threshold=st.floats(-0.02, 0.06))
 def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
     """p ≤ 5 % exactly where the one-sided 95 % bound (the end of the two-sided 90 % interval) clears the threshold."""
-    sums, reference, tokens = documents(12, 0.02, 0.04, seed)
+    candidate, reference, tokens = documents(12, 0.02, 0.04, seed)
     estimate = mean_rate(
-        sums - reference,
+        difference(candidate, reference),
         tokens,
         threshold=threshold,
         rng=rng(),
@@ -117,22 +130,21 @@ def test_documents_that_do_not_differ_are_an_exact_zero():
 
 
 def test_the_same_rise_in_every_document_is_exact_and_on_the_threshold_shows_nothing():
-    tokens = np.array([64, 128, 256])
-    rate = mean_rate(0.5 * tokens, tokens, threshold=0.5, rng=rng(), unit="nats")
+    rate = mean_rate(each(32.0, 64.0, 128.0), each(64, 128, 256), threshold=0.5, rng=rng(), unit="nats")
     assert (rate.low, rate.high, rate.p_above, rate.p_below) == (0.5, 0.5, 1.0, 1.0)
 
 
 def test_one_document_has_no_spread():
-    rise = perplexity_rise([11.0], [10.0], [5], threshold=0.01, rng=rng())
+    rise = perplexity_rise(each(11.0), each(10.0), each(5), threshold=0.01, rng=rng())
     assert (rise.low, rise.high, rise.p_above, rise.p_below) == (-1.0, math.inf, 1.0, 1.0)
 
 
 def test_one_differing_document_among_thirty_bounds_nothing_from_above():
     """A third of all bootstrap samples miss that document and have no spread: no finite upper bound, no p-value."""
-    tokens = np.full(30, 100)
+    tokens = ByDocument(np.full(30, 100))
     sums = np.zeros(30)
     sums[4] = 1.0
-    rate = mean_rate(sums, tokens, threshold=0.01, rng=rng(), unit="nats")
+    rate = mean_rate(ByDocument(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
     assert rate.high == math.inf
     assert rate.p_below > 0.3
 
@@ -140,20 +152,39 @@ def test_one_differing_document_among_thirty_bounds_nothing_from_above():
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tokens": [1, 0]}, "tokens"),
-        ({"tokens": [1]}, "tokens"),
-        ({"nll_candidate": [1.0, math.nan]}, "nll_candidate"),
-        ({"nll_reference": [1.0, math.inf]}, "nll_reference"),
-        ({"nll_reference": [1.0]}, "nll_reference"),
-        ({"nll_candidate": [], "nll_reference": [], "tokens": []}, "nll_candidate"),
+        ({"tokens": each(1, 0)}, "tokens"),
+        ({"tokens": each(1)}, "tokens"),
+        ({"nll_candidate": each(1.0, math.nan)}, "nll_candidate"),
+        ({"nll_reference": each(1.0, math.inf)}, "nll_reference"),
+        ({"nll_reference": each(1.0)}, "nll_reference"),
+        ({"nll_candidate": each(), "nll_reference": each(), "tokens": each()}, "nll_candidate"),
         ({"threshold": -1.0}, "threshold"),
         ({"draws": np.ones((9, 3))}, "draws"),
     ],
 )
 def test_bad_measurements_are_refused_by_name(change, named):
-    good = {"nll_candidate": [1.0, 2.0], "nll_reference": [1.0, 1.5], "tokens": [1, 2], "threshold": 0.01, "rng": rng()}
+    good = {"nll_candidate": each(1.0, 2.0), "nll_reference": each(1.0, 1.5), "tokens": each(1, 2)}
     with pytest.raises(BadArgument, match=f"^{named}="):
-        perplexity_rise(**(good | change))
+        perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
+
+
+@pytest.mark.parametrize("column", [np.array([1.0, 2.0]), ByItem(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))])
+def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
+    """A type checker refuses these; who runs without one is told by name."""
+    good = each(1.0, 1.5)
+    for name in ("nll_candidate", "nll_reference", "tokens"):
+        columns = {"nll_candidate": good, "nll_reference": good, "tokens": good} | {name: column}
+        with pytest.raises(BadArgument, match=f"^{name}=.*ByDocument"):
+            perplexity_rise(**columns, threshold=0.01, rng=rng())
+
+
+def test_a_rate_is_of_one_kind_of_unit():
+    items, weights = ByItem(np.array([1.0, 3.0, 2.0])), np.array([1, 2, 2])
+    rate = mean_rate(items, ByItem(weights), threshold=0.0, rng=rng(), unit="blocks")
+    assert (rate.noun, rate.n) == ("items", 3)
+    assert "of items" in rate.method
+    with pytest.raises(BadArgument, match=r"^tokens='ByDocument'"):
+        mean_rate(items, ByDocument(weights), threshold=0.0, rng=rng(), unit="blocks")
 
 
 def test_draws_are_whole_resamples_of_documents():
@@ -168,28 +199,28 @@ def test_draws_are_whole_resamples_of_documents():
 
 
 def test_steps_and_slope_of_a_profile_without_noise_are_exact():
-    tokens = np.array([10, 20, 30])
-    mean = np.array([4.0, 3.0, 3.5])
-    steps = profile_steps(tokens[:, None] * mean, tokens, threshold=0.0, rng=rng())
+    tokens, mean = np.array([10, 20, 30]), np.array([4.0, 3.0, 3.5])
+    columns = ByDocument(tokens[:, None] * mean), ByDocument(tokens)
+    steps = profile_steps(*columns, threshold=0.0, rng=rng())
     assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
     assert [(step.p_above, step.p_below) for step in steps] == [(1.0, 0.0), (0.0, 1.0)]
-    slope = profile_slope(tokens[:, None] * mean, tokens, threshold=0.0, rng=rng())
+    slope = profile_slope(*columns, threshold=0.0, rng=rng())
     assert slope.value == pytest.approx(np.polyfit([1, 2, 3], mean, 1)[0])
 
 
 def test_a_profile_of_one_layer_is_refused():
     with pytest.raises(BadArgument, match="entropy_sums"):
-        profile_steps(np.ones((3, 1)), np.ones(3), threshold=0.0, rng=rng())
+        profile_steps(ByDocument(np.ones((3, 1))), ByDocument(np.ones(3)), threshold=0.0, rng=rng())
 
 
 # --- accuracy -----------------------------------------------------------------------------------------------------
 
 
-def answers(lost: int, gained: int, n: int) -> tuple[np.ndarray, np.ndarray]:
+def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
     reference[lost : lost + gained] = False
-    return reference, candidate
+    return ByItem(reference), ByItem(candidate)
 
 
 @pytest.mark.parametrize(("lost", "gained", "n"), [(0, 0, 100), (3, 1, 200), (20, 0, 164), (0, 5, 50), (7, 7, 14)])
@@ -237,7 +268,7 @@ def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
 )
 def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        accuracy_drop(*arms, threshold=0.01)
+        accuracy_drop(*(ByItem(np.asarray(arm)) for arm in arms), threshold=0.01)
 
 
 def test_needed_items_are_enough_and_hardly_more():
@@ -266,7 +297,7 @@ def by_position(n: int, slope: float, spread: float, seed: int = 1) -> tuple[np.
 
 
 def slope_of(x, y, document, threshold=0.0):
-    return position_slope(x, y, document, threshold=threshold, rng=rng(), unit="nats per doubling")
+    return position_slope(x, y, DocumentOf(document), threshold=threshold, rng=rng(), unit="nats per doubling")
 
 
 def test_the_slope_is_that_of_least_squares_over_all_tokens():
@@ -324,7 +355,7 @@ def ranked(n: int, noise: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray,
 
 
 def correlation(a, b, document, threshold=0.95):
-    return rank_correlation(a, b, document, threshold=threshold, rng=rng())
+    return rank_correlation(a, b, DocumentOf(document), threshold=threshold, rng=rng())
 
 
 def test_rank_correlation_is_spearmans_ties_included():
@@ -370,7 +401,9 @@ def test_the_correlations_interval_misses_the_truth_no_more_often_than_is_known(
     a, b, _ = ranked(50_000, 0.5, seed=9)
     truth, missed = stats.spearmanr(a, b).statistic, 0
     for seed in range(200):
-        found = rank_correlation(*ranked(40, 0.5, seed), threshold=0.9, rng=np.random.default_rng(seed), resamples=399)
+        a, b, document = ranked(40, 0.5, seed)
+        source = np.random.default_rng(seed)
+        found = rank_correlation(a, b, DocumentOf(document), threshold=0.9, rng=source, resamples=399)
         missed += not found.low <= truth <= found.high
     assert missed / 200 < 0.15
 
@@ -389,7 +422,7 @@ def test_what_has_no_spread_has_no_correlation(a, document, message):
 
 def test_speedup_is_the_geometric_mean_of_the_pairs():
     a, b = np.array([2.0, 4.0, 9.0]), np.array([1.0, 4.0, 3.0])
-    speed = log_ratio(a, b, threshold=1.1)
+    speed = log_ratio(ByPair(a), ByPair(b), threshold=1.1)
     assert speed.value == pytest.approx(6 ** (1 / 3))
     logs = np.log(a / b)
     half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
@@ -400,24 +433,24 @@ def test_speedup_is_the_geometric_mean_of_the_pairs():
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=20))
 def test_swapping_timing_arms_inverts_the_ratio(pairs):
-    a, b = np.array(pairs).T
+    a, b = (ByPair(column) for column in np.array(pairs).T)
     there, back = log_ratio(a, b, threshold=1.1), log_ratio(b, a, threshold=1 / 1.1)
     assert there.value == pytest.approx(1 / back.value)
     assert there.p_above == pytest.approx(back.p_below, abs=1e-9)
 
 
 def test_pairs_without_spread_are_exact_and_a_single_pair_shows_nothing():
-    exact = log_ratio(np.full(30, 2.4), np.full(30, 2.0), threshold=1.1)
+    exact = log_ratio(ByPair(np.full(30, 2.4)), ByPair(np.full(30, 2.0)), threshold=1.1)
     assert (exact.low, exact.high) == (exact.value, exact.value)
     assert (exact.p_above, exact.p_below) == (0.0, 1.0)
-    single = log_ratio([2.0], [1.0], threshold=1.1)
+    single = log_ratio(ByPair(np.array([2.0])), ByPair(np.array([1.0])), threshold=1.1)
     assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(("a", "b", "named"), [([1.0, 0.0], [1, 1], "times_a"), ([1.0], [1, 1], "times_b")])
 def test_times_that_are_no_pairs_are_refused(a, b, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        log_ratio(a, b)
+        log_ratio(ByPair(np.array(a)), ByPair(np.array(b)))
 
 
 # --- Holm and n ---------------------------------------------------------------------------------------------------
@@ -448,13 +481,11 @@ def test_four_times_the_documents_halve_the_distance_needed():
     number = needed_n(few, 1e-4)
     assert few.p_below > 1e-4
     assert number > 30
-    more = perplexity_rise(
-        *(np.tile(x, -(-number // 30)) for x in (candidate, reference, tokens)), threshold=0.03, rng=rng()
-    )
+    repeated = (ByDocument(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
+    more = perplexity_rise(*repeated, threshold=0.03, rng=rng())
     assert more.p_below <= 2e-4
 
 
 def test_no_number_decides_a_value_on_the_threshold():
-    tokens = np.array([10, 10])
-    rate = mean_rate([1.0, 3.0], tokens, threshold=0.2, rng=rng(), unit="nats")
+    rate = mean_rate(each(1.0, 3.0), each(10, 10), threshold=0.2, rng=rng(), unit="nats")
     assert needed_n(rate, 0.05) is None

@@ -1,4 +1,4 @@
-"""Rows made of estimates on one side of one threshold, and legs that only report."""
+"""Where legs meet: rows of estimates on one side of a threshold, identities, legs that only report, the leg rule."""
 
 from __future__ import annotations
 
@@ -7,23 +7,81 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from emad_ref.verdict.claims import load_register
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.claims import OUTCOMES, Leg, load_register
 from emad_ref.verdict.interval import Estimate, mean_rate
-from emad_ref.verdict.legs import counted, estimated, judge_side
+from emad_ref.verdict.legs import (
+    combine,
+    counted,
+    estimated,
+    judge_side,
+    not_applicable,
+    unmeasured,
+)
+from emad_ref.verdict.units import ByDocument
 
-CLAIM = replace(load_register()["EMAD-E9"], minimum={"documents": 30})
+REGISTER = load_register()
+CLAIM = replace(REGISTER["EMAD-E9"], minimum={"documents": 30})
 
 
-def estimate(value: float, p_above: float, p_below: float, n: int = 40) -> Estimate:
-    return Estimate(value, value - 0.1, value + 0.1, n, p_above, p_below, "nats", "by hand")
+def estimate(value: float, p_above: float, p_below: float, n: int = 40, noun: str = "documents") -> Estimate:
+    return Estimate(value, value - 0.1, value + 0.1, n, p_above, p_below, "nats", "by hand", noun)
 
 
 ABOVE, BELOW, OPEN = estimate(0.5, 0.01, 1.0), estimate(-0.5, 1.0, 0.01), estimate(0.02, 0.4, 0.6)
 
 
 def judged(legs, bad="above", **kwargs):
-    return judge_side(CLAIM, "m", legs, bad, 0.0, "documents", **kwargs)
+    return judge_side(CLAIM, "m", legs, bad, 0.0, **kwargs)
+
+
+# --- the leg rule -------------------------------------------------------------------------------------------------
+
+
+def leg(outcome: str, name: str = "a", p: float | None = None) -> Leg:
+    return Leg(name, outcome, 0.0, None, 50, 0.01, "", p_falsify=p, p_survive=p)
+
+
+@given(st.lists(st.sampled_from(OUTCOMES), min_size=1, max_size=6))
+def test_falsified_if_a_leg_is_survived_only_if_all_are(kinds):
+    row, _ = combine([leg(kind) for kind in kinds])
+    part = [kind for kind in kinds if kind not in ("measured", "not applicable")]
+    if "falsified" in part:
+        assert row == "falsified"
+    elif part and set(part) == {"survived"}:
+        assert row == "survived"
+    elif part:
+        assert row == ("unmeasured" if set(part) == {"unmeasured"} else "inconclusive")
+    else:
+        assert row == ("not applicable" if "not applicable" in kinds else "measured")
+
+
+def test_the_deciding_leg_is_the_surest_of_the_falsified_and_the_least_sure_of_the_survivors():
+    assert (
+        combine([leg("falsified", "a", 0.04), leg("falsified", "b", 0.001), leg("survived", "c", 0.0)])[1].name == "b"
+    )
+    assert combine([leg("survived", "a", 0.001), leg("survived", "b", 0.04)])[1].name == "b"
+    assert (
+        combine([leg("survived", "a", 0.9), leg("inconclusive", "b", 0.2), leg("inconclusive", "c", 0.3)])[1].name
+        == "c"
+    )
+
+
+def test_no_legs_are_refused():
+    with pytest.raises(BadArgument, match="legs"):
+        combine([])
+
+
+def test_absent_premises_and_instruments_are_values_with_reasons():
+    for make, outcome in ((not_applicable, "not applicable"), (unmeasured, "unmeasured")):
+        verdict = make(CLAIM, "m", "no clock")
+        assert (verdict.verdict, verdict.estimate, verdict.reason) == (outcome, None, "no clock")
+
+
+# --- estimates on one side ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -55,6 +113,12 @@ def test_too_few_documents_decide_nothing_and_say_how_many_would():
     assert "29 documents, at least 30 are needed" in leg.reason
 
 
+def test_the_minimum_is_that_of_the_unit_that_was_resampled():
+    """Items are not documents: a minimum of 30 documents says nothing about 29 of them."""
+    assert judged({"a": replace(ABOVE, n=29, noun="items")}).verdict == "falsified"
+    assert judged({"a": replace(ABOVE, n=29)}).verdict == "inconclusive"
+
+
 def test_legs_share_the_level_with_one_another_and_with_the_run():
     """p = 0.02 decides alone and in a family of two; not beside two others, here or elsewhere."""
     leg = estimate(0.5, 0.02, 1.0)
@@ -84,7 +148,8 @@ def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
 
 
 def test_an_interval_without_bounds_is_no_interval():
-    single = mean_rate(np.array([1.0]), np.array([2]), threshold=0.0, rng=np.random.default_rng(0), unit="nats")
+    column, tokens = ByDocument(np.array([1.0])), ByDocument(np.array([2]))
+    single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
     assert estimated("a", single).interval is None
 
@@ -94,3 +159,6 @@ def test_a_count_is_a_number_without_interval():
     assert (leg.outcome, leg.estimate, leg.interval, leg.n) == ("measured", 0.25, None, 12)
     assert type(leg.estimate) is float  # JSON knows no NumPy scalars
     assert (leg.unit, leg.reason) == ("net FLOP reduction", "arithmetic")
+
+
+# --- identities ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,187 @@
+"""``emad judge``: the claims about a model, or a pair, without pytest: the same questions, table and exit status.
+
+emad judge emad-tiny                                  # what `pytest suites/claims` asks
+emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from emad_ref.errors import BadArgument, EmadError, ends_the_run
+from emad_ref.evidence import values
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.verdict.claims import Claim, load_register
+from emad_ref.verdict.gating import INCONCLUSIVE, REQUIREMENTS, Gating, consequence
+
+if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
+    from emad_ref.evidence.pair.gathered import Pair
+    from emad_ref.questions.asking import Answer, Named
+
+PAIR = ("emad-nano", "emad-tiny")  # small, large
+ABOUT = ("model", "names", "pair")  # in this order, as the files of suites/claims
+NOT_JUDGED, REFUSED = 1, 4  # exit status: a gate says no; the question could not be put
+
+
+def judge(args: argparse.Namespace) -> int:
+    """Ask the claims about a model and its pair, print operating points, tables and verdicts; 1 where a gate fails."""
+    try:
+        return _judged(args)
+    except EmadError as error:
+        print(f"emad: {error}", file=sys.stderr)
+        return REFUSED
+
+
+def _judged(args: argparse.Namespace) -> int:
+    from emad_ref.evidence.exhibits import Exhibits
+    from emad_ref.report.tables import sections
+
+    register = load_register(args.register)
+    docket = _docket(args, register)
+    gating = Gating(inconclusive=args.inconclusive, require=args.require)
+    shown, claims, failures = Exhibits(), [], []
+    tables: list[dict[str, Any]] = []
+    for answer in _answers(args, docket, _chosen(args, register)):
+        verdict = replace(answer.verdict, gate=docket.gates(answer.verdict.id))
+        shown += answer.exhibits
+        tables += [
+            {"model": verdict.model, "title": table.title, "rows": table.rows} for table in answer.exhibits.tables
+        ]
+        claims.append(verdict.to_json())
+        found = consequence(verdict, register[verdict.id], gating, None)
+        failures += [found.failure] if found.failure else []
+        if found.warning:
+            print(f"emad: warning: {found.warning}", file=sys.stderr)
+    notes = list(dict.fromkeys(shown.notes))
+    for title, text in sections(shown.points, tables if args.with_tables else [], claims, notes):
+        print(f"\n{title}\n\n{text}")
+    for failure in failures:
+        print(f"emad: FAILED: {failure}", file=sys.stderr)
+    return NOT_JUDGED if failures else 0
+
+
+def _docket(args: argparse.Namespace, register: dict[str, Claim]) -> Any:
+    from emad_ref.questions.company import Docket
+
+    study = Study(
+        corpus=args.corpus,
+        device=args.device,
+        dtype=args.dtype,
+        budget=BUDGETS[args.budget],
+        seed=args.seed,
+        data=args.data,
+        profile=args.profile,
+        margin=args.margin,
+        tasks=args.tasks,
+        limit=args.limit,
+        allow_code_execution=args.allow_code_execution,
+    )
+    for name in sorted(args.gate_claims):
+        _require_row("--gate-claims", name, register)
+    return Docket(register, study, args.gate_claims)
+
+
+def _chosen(args: argparse.Namespace, register: dict[str, Claim]) -> list[str]:
+    """The claims asked for, by default those of ``suites/claims``: of the model first, each in the register's order."""
+    from emad_ref.questions.register import questions_of
+
+    for name in sorted(args.claims):
+        _require_row("--claims", name, register)
+    asked = [
+        (name, question)
+        for name, question in questions_of(register).items()
+        if (name in args.claims if args.claims else question.suite == "claims")
+    ]
+    return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about))]
+
+
+def _require_row(where: str, name: str, register: dict[str, Claim]) -> None:
+    if name not in register:
+        raise BadArgument(where, name, f"ids of the register: {', '.join(register)}")
+
+
+def _answers(args: argparse.Namespace, docket: Any, claims: list[str]) -> Iterator[Answer]:
+    """One claim after the other; models are loaded when the first that needs them is asked."""
+    from emad_ref.evidence.gathered import Evidence
+    from emad_ref.evidence.host import Host
+    from emad_ref.evidence.pair.names import PairNames
+    from emad_ref.evidence.subject import open_model
+    from emad_ref.questions.asking import ask
+    from emad_ref.questions.register import question_of
+
+    host, names = Host(), PairNames(args.small_model, args.large_model)
+    with ExitStack() as stack:
+
+        def model() -> tuple[Named, int]:
+            with ends_the_run():
+                evidence = Evidence(stack.enter_context(open_model(args.model, docket.study)), docket.study, host)
+                evidence.check()
+            return evidence, evidence.subject.stepper.layers
+
+        def pair() -> tuple[Named, int]:
+            with ends_the_run():
+                both = _pair(stack, docket, host, (args.small_model, args.large_model))
+            return both, both.large.subject.stepper.layers
+
+        made: dict[str, tuple[Named, int]] = {"names": (names, 0)}
+        makers: dict[str, Callable[[], tuple[Named, int]]] = {"model": model, "pair": pair}
+        for claim in claims:
+            question = question_of(claim)
+            if question.about not in made:
+                made[question.about] = makers[question.about]()
+            evidence, layers = made[question.about]
+            yield ask(question, evidence, docket.asked(claim, evidence.name, layers))
+
+
+def _pair(stack: ExitStack, docket: Any, host: Any, names: tuple[str, str]) -> Pair:
+    from emad_ref.evidence.pair.gathered import Pair
+    from emad_ref.evidence.subject import open_model
+    from emad_ref.questions.ead_f1 import savings
+
+    small, large = (stack.enter_context(open_model(name, docket.study)) for name in names)
+    return Pair(small, large, docket.study, host, names=names, savings=savings(docket.register["EAD-F1"]))
+
+
+def judge_arguments(sub: argparse.ArgumentParser) -> None:
+    def read(reader: Callable[[str, Path, str], Any], where: str) -> Callable[[str], Any]:
+        return partial(_read, reader, where)
+
+    sub.add_argument("model", type=read(values.model, "MODEL"), help="bundled name, folder or hub name")
+    sub.add_argument("--claims", type=values.words, default=frozenset(), metavar="IDS", help="e.g. EMAD-F1,EMAD-R1")
+    sub.add_argument("--corpus", type=read(values.corpus, "--corpus"), help="as --emad-corpus; by model by default")
+    sub.add_argument("--data", type=read(values.folder, "--data"), metavar="DIR", help="folder with data sets")
+    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke")
+    sub.add_argument("--seed", type=read(values.seed, "--seed"), default=0, metavar="N")
+    sub.add_argument("--device", type=read(values.device, "--device"), default="cpu")
+    sub.add_argument("--dtype", choices=values.DTYPES, default="float32")
+    sub.add_argument("--profile", type=read(values.file, "--profile"), metavar="FILE", help="instead of calibrating")
+    sub.add_argument("--margin", type=read(values.nats, "--margin"), metavar="NATS", help="also judge EMAD at it")
+    sub.add_argument("--lm-eval-tasks", dest="tasks", type=read(values.task_names, "--lm-eval-tasks"),
+                     default=frozenset(), metavar="NAMES", help="e.g. wikitext,gsm8k")  # fmt: skip
+    sub.add_argument("--limit", type=read(values.count, "--limit"), metavar="N", help="documents per lm-eval task")
+    sub.add_argument("--allow-code-execution", action="store_true", help="run generated programs, in a sandbox")
+    sub.add_argument("--small-model", type=read(values.model, "--small-model"), default=PAIR[0])
+    sub.add_argument("--large-model", type=read(values.model, "--large-model"), default=PAIR[1])
+    sub.add_argument("--register", type=read(values.file, "--register"), metavar="FILE",
+                     help="TOML file with other thresholds or gates")  # fmt: skip
+    sub.add_argument("--gate-claims", type=values.words, default=frozenset(), metavar="IDS", help="more rows that gate")
+    sub.add_argument("--inconclusive", choices=INCONCLUSIVE, default="warn", help="what such a gating row does")
+    sub.add_argument("--require", type=read(values.some_of(REQUIREMENTS), "--require"), default=frozenset())
+    sub.add_argument(
+        "--tables", dest="with_tables", action="store_true", help="also print what stands beside the verdicts"
+    )
+
+
+def _read(reader: Callable[[str, Path, str], Any], where: str, text: str) -> Any:
+    """What argparse calls: a refusal of ours in argparse's words."""
+    try:
+        return reader(text, Path.cwd(), where)
+    except BadArgument as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -1,0 +1,185 @@
+"""What early exits are asked: which tasks, which items of each, and how an answer to one is scored.
+
+The bundled T5s are asked the world's own pairs, for which they were trained. Any other T5 is asked SQuAD and SamSum,
+from the files of ``--emad-data DIR``; without files it is asked nothing, and its rows say so. A task that is left out
+keeps the reason.
+
+One split of each is read, the one that measures; nothing is fitted on another. What has to be calibrated (EE-7) is
+drawn from these very items, whose mean loss is then known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from emad_ref.errors import ends_the_run
+from emad_ref.evidence.subject import Subject
+from emad_ref.record import Ints
+from emad_ref.tasks.local.processing import samsum_results, squad_results
+from emad_ref.tasks.published_pairs import PUBLISHED, draw, files_of, held
+from emad_ref.text.pairs import SourceTarget, TextTask, pairs
+
+WORLD = "world:pairs"
+ITEMS = {"smoke": 100, "standard": 200, "full": 500}
+
+
+@dataclass(frozen=True)
+class ExitTask:
+    """``kind``: a question → an answer, or a dialogue → its summary. ``new``: tokens that an answer may take."""
+
+    corpus: str
+    kind: TextTask
+    new: int
+
+
+TASKS: dict[str, ExitTask] = {
+    "qa": ExitTask(WORLD, "qa", 8),  # the longest target has 6 tokens
+    "summary": ExitTask(WORLD, "summary", 32),  # 22
+    "squad": ExitTask("squad", "qa", 30),  # as the scripts of BERT and transformers allow an answer of SQuAD
+    "samsum": ExitTask("samsum", "summary", 128),  # as LongBench allows a summary of SamSum (tasks/local/samsum.yaml)
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Items:
+    """``pairs``: items of one task, the same for every rule.
+
+    ``sources``: their tokens, int64 [s] each, cut to the window; ``targets``: int64 [n] each, cut to what an answer may
+    take. ``cut``: how many sources and targets lost their end. ``drawn``: from what, in words; "" for the world's.
+    """
+
+    pairs: tuple[SourceTarget, ...]
+    sources: tuple[Ints, ...]
+    targets: tuple[Ints, ...]
+    cut: tuple[int, int]
+    drawn: str
+
+
+class ExitTasks:
+    """Tasks of one encoder-decoder, their items read when first asked for and kept."""
+
+    def __init__(self, subject: Subject):
+        self._subject = subject
+        self._items: dict[str, Items] = {}
+
+    # ------------------------------------------------------------ which tasks
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Tasks that can be asked."""
+        return tuple(name for name, reason in self._reasons.items() if not reason)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Task that cannot be asked → why: each becomes a leg, for unseen is not survived."""
+        return {name: reason for name, reason in self._reasons.items() if reason}
+
+    @property
+    def none(self) -> str:
+        """Why no task can be asked; "" where one can."""
+        reasons = self._reasons
+        return "" if self.names else "; ".join(dict.fromkeys(reasons.values()))
+
+    @property
+    def corpus(self) -> str:
+        """What a verdict about these tasks was decided on: ``world:pairs``, ``squad``, ``samsum``, ``squad+samsum``."""
+        return "+".join(dict.fromkeys(TASKS[name].corpus for name in self.names))
+
+    def title(self, name: str) -> str:
+        """A task and its corpus, for people."""
+        corpus = TASKS[name].corpus
+        return name if name == corpus else f"{corpus}, {name}"
+
+    @cached_property
+    def _reasons(self) -> dict[str, str]:
+        """Task → why it cannot be asked; "" where it can."""
+        asked = [name for name, task in TASKS.items() if (task.corpus == WORLD) == self._subject.loaded.bundled]
+        return {name: self._reason(name) for name in asked}
+
+    def _reason(self, name: str) -> str:
+        task, data = TASKS[name], self._subject.data
+        if task.corpus != WORLD:
+            if data is None:
+                every = ", ".join(" or ".join(files_of(published)) for published in PUBLISHED)
+                return f"no SQuAD/SamSum files; --emad-data DIR holds {every}"
+            if not held(name, data):
+                return f"no {' or '.join(files_of(name))} in --emad-data {data}"
+        if task.kind == "summary" and not find_spec("rouge_score"):
+            return "its scorer rouge-score is not installed: pip install 'pytest-emad[tasks]'"
+        return ""
+
+    # ------------------------------------------------------------ items
+
+    def items(self, name: str) -> Items:
+        """The evaluated items of ``name``. A file that does not fit ends the run (``errors.RunStopped``)."""
+        if name not in self._items:
+            self._items[name] = self._read(name)
+        return self._items[name]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the items: where they come from, and what of them no model saw."""
+        subject = self._subject
+        said = [f"{subject.name}: {name}: {note}" for name in self.names if (note := self._note(name))]
+        data = subject.data
+        if subject.loaded.bundled and data is not None and any(held(name, data) for name in PUBLISHED):
+            said.append(f"{subject.name}: asked {WORLD}, for which it was trained, and not the files of --emad-data")
+        return said
+
+    def _note(self, name: str) -> str:
+        items = self.items(name)
+        sources, targets = items.cut
+        if not (items.drawn or sources or targets):
+            return ""
+        drawn = items.drawn or f"{len(items.pairs)} pairs"
+        return (
+            f"{drawn}; {sources} sources cut to {self._subject.window} tokens, {targets} references to "
+            f"{TASKS[name].new}"
+        )
+
+    def _read(self, name: str) -> Items:
+        subject, count = self._subject, ITEMS[self._subject.budget.name]
+        if TASKS[name].corpus == WORLD:
+            chosen, drawn = tuple(pairs(TASKS[name].kind, "evaluate", count, subject.seed)), ""
+        else:
+            assert subject.data is not None, "without a folder no published task is asked"
+            with ends_the_run():
+                found = draw(name, subject.data, count, subject.seed)
+            chosen, drawn = found.pairs, f"{len(found.pairs)} of {found.of:,} pairs of {found.file.name}"
+        window, new = subject.window, TASKS[name].new
+        sources = [self._tokens(pair.source) for pair in chosen]
+        targets = [self._tokens(pair.target) for pair in chosen]
+        cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)
+        # a source keeps the token that ends every source; of a reference only what may be written is read
+        shown = [
+            ids if len(ids) <= window else self._tokens(pair.source, truncation=True, max_length=window)
+            for pair, ids in zip(chosen, sources, strict=True)
+        ]
+        return Items(chosen, tuple(shown), tuple(ids[:new] for ids in targets), cut, drawn)
+
+    def _tokens(self, text: str, **options: Any) -> Ints:
+        ids: Ints = np.array(self._subject.tokenizer.encode(text, **options), dtype=np.int64)
+        return ids
+
+
+# ---------------------------------------------------------------- scores
+
+
+def scored(name: str, text: str, answers: Sequence[str]) -> float:
+    """The best score of ``text`` over the reference answers, in 0–1: token F1 of an answer, ROUGE-L of a summary."""
+    if TASKS[name].kind == "qa":
+        return squad_results({"answers": {"text": answers}}, [text])["f1"]
+    return max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers)
+
+
+def exactly(name: str, text: str, answers: Sequence[str]) -> float | None:
+    """1 where ``text`` is one of the answers but for case, punctuation and articles, else 0; None for a summary."""
+    if TASKS[name].kind == "qa":
+        return squad_results({"answers": {"text": answers}}, [text])["exact"]
+    return None

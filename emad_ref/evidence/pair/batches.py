@@ -1,0 +1,61 @@
+"""Which items share a batch, and how they are decoded batch by batch.
+
+Where cost is read off records, requests of equal length share one, so that no padding is charged to anybody; where the
+score alone is asked for, any do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from emad_ref.decoding.acceptance import Speculated
+from emad_ref.evidence.pair.answered import longest, record_of
+from emad_ref.protocol import Prompt
+from emad_ref.record import Ints, Record
+from emad_ref.tasks.scoring import Item
+
+ROWS = 32
+Done = TypeVar("Done", Speculated, Record)
+
+
+def prompts_of(items: Sequence[Item]) -> list[Prompt]:
+    return [Prompt(item.prompt) for item in items]
+
+
+def equal(items: Sequence[Item]) -> list[list[int]]:
+    """Indices of items in groups of equally long prompts, at most ``ROWS`` each."""
+    groups: list[list[int]] = []
+    for index in _ascending(items):
+        last = groups[-1] if groups else []
+        if last and len(items[last[0]].prompt) == len(items[index].prompt) and len(last) < ROWS:
+            last.append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def full(items: Sequence[Item]) -> list[list[int]]:
+    """Indices of items in groups of ``ROWS``, prompts of a group as nearly equal as can be."""
+    order = _ascending(items)
+    return [order[at : at + ROWS] for at in range(0, len(order), ROWS)]
+
+
+def _ascending(items: Sequence[Item]) -> list[int]:
+    return sorted(range(len(items)), key=lambda index: len(items[index].prompt))
+
+
+def in_groups(
+    items: Sequence[Item], groups: list[list[int]], decode: Callable[[list[Prompt], int], Done]
+) -> tuple[list[Ints], list[Done]]:
+    """Emitted tokens per item, and the result of each of ``groups``."""
+    new, results = longest(items), []
+    emitted: list[Ints] = [np.empty(0, dtype=np.int64)] * len(items)
+    for rows in groups:
+        done = decode(prompts_of([items[row] for row in rows]), new)
+        results.append(done)
+        for row, tokens in zip(rows, record_of(done).emitted, strict=True):
+            emitted[row] = tokens
+    return emitted, results

@@ -1,0 +1,85 @@
+"""Which of EAD's constants matter, and what would speculative decoding of the same pair have done? One table.
+
+τ, the model that starts, w and d_min, one at a time from the paper's w and d_min; speculation at several widths, gated
+and not, and drafted by the large model itself, which leaves at each of its probes and goes on from there. Batch 1, the
+same items and prompts for all; score, share, acceptance and FLOPs off records, time in pairs. No claim is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+
+import numpy as np
+
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.evidence.exhibits import Exhibits, Table
+from emad_ref.evidence.pair.answered import described, table_row
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.rules import SHARES
+from emad_ref.evidence.pair.speculation import DRAFTED
+from emad_ref.evidence.pair.timing import Arm, alone, self_speculating, speculating, switching
+from emad_ref.sweep.routing import threshold_for_share
+
+WINDOWS = (1, 2, 10, 20)
+LEAST_RUNS = (1, 5, 20, 40)
+WIDTHS = (2, DRAFTED, 8)
+GATES_BITS = (0.3, 1.0)
+TITLE = "switching and speculation of one pair"
+
+Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
+
+
+def exhibited(pair: Pair) -> Exhibits:
+    """The table over all tasks worth routing, and why self-speculation is not in it where it is not."""
+    tasks, reason = pair.rules.tasks, pair.models.without_drafting
+    notes = (f"{pair.name}: self-speculation: not applicable ({reason})",) if reason else ()
+    rows = [row for task in tasks for row in _rows(pair, task)]
+    return Exhibits((Table(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
+
+
+def _rows(pair: Pair, task: str) -> list[dict[str, object]]:
+    rules = {described(rule): rule for rule in varied(pair, task)}
+    widths: dict[str, tuple[int, float | None]] = {f"speculative, k = {k}": (k, None) for k in WIDTHS}
+    widths |= {f"speculative, k = {DRAFTED}, gate {gate} bits": (DRAFTED, gate) for gate in GATES_BITS}
+    exits = {f"self-speculative after layer {layer}, k = {DRAFTED}": layer for layer in pair.models.exit_layers}
+    answers, count = pair.answers, pair.size.tried
+    answered = {
+        "small alone": answers.alone(SMALL, task, "validate", count),
+        "large alone": answers.alone(LARGE, task, "validate", count),
+    }
+    answered |= {name: pair.rules.validated(rule, task) for name, rule in rules.items()}
+    answered |= {
+        name: answers.speculated(task, "validate", count, k=k, gate_bits=gate) for name, (k, gate) in widths.items()
+    }
+    answered |= {name: answers.self_speculated(layer, task, "validate", count) for name, layer in exits.items()}
+    speeds = _tokens_per_second(pair, rules, widths, exits)
+    return [
+        table_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
+        for name, done in answered.items()
+    ]
+
+
+def varied(pair: Pair, task: str) -> list[SwitchingRule]:
+    """One constant at a time; the base is the paper's w and d_min at the middle share, the small model first."""
+    thresholds = [threshold_for_share(pair.rules.rolling_bits(task), share) for share in SHARES]
+    base = SwitchingRule(thresholds[1], start=SMALL)
+    rules = [replace(base, threshold_bits=tau, start=start) for start in (SMALL, LARGE) for tau in thresholds]
+    rules += [replace(base, window=window) for window in WINDOWS]
+    return [*rules, *(replace(base, least_run=least) for least in LEAST_RUNS)]
+
+
+def _tokens_per_second(
+    pair: Pair, rules: Mapping[str, SwitchingRule], widths: Widths, exits: Mapping[str, int]
+) -> dict[str, float]:
+    with ExitStack() as stack:
+        small, large = stack.enter_context(pair.models.partners())
+        arms: dict[str, Arm] = {"small alone": alone(small.decoder), "large alone": alone(large.decoder)}
+        arms |= {name: switching(small, large, rule) for name, rule in rules.items()}
+        arms |= {name: speculating(small, large, k, gate) for name, (k, gate) in widths.items()}
+        if exits:
+            drafting = stack.enter_context(pair.models.drafting())
+            arms |= {name: self_speculating(drafting, layer) for name, layer in exits.items()}
+        timed = pair.timing.timed(arms, pair.size.reported)
+    return {name: float(timed.new / np.median(seconds.values)) for name, seconds in timed.seconds.items()}

@@ -1,0 +1,26 @@
+"""How many items, documents and timed requests a pair is given at each budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Items per task: on which models are compared, on which thresholds are tried, and on which verdicts rest.
+
+    ``calibrate``: documents behind EMAD's thresholds of either model; ``reported``: pairs of a row that only reports.
+    """
+
+    compared: int
+    tried: int
+    judged: int
+    calibrate: int
+    reported: int
+
+
+SIZES: dict[str, Sizes] = {
+    "smoke": Sizes(60, 16, 100, 30, 8),
+    "standard": Sizes(200, 60, 300, 100, 30),
+    "full": Sizes(400, 150, 800, 300, 60),
+}

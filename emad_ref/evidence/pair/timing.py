@@ -1,0 +1,134 @@
+"""How long the ways to answer take: paired requests at batch 1, and the FLOPs and acceptance of the very same runs.
+
+The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from emad_ref.decoding.acceptance import Speculated
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.selfdraft import self_speculate
+from emad_ref.decoding.speculative import speculate
+from emad_ref.decoding.switching import SwitchingRule, switch
+from emad_ref.evidence.pair.answered import Result
+from emad_ref.evidence.pair.batches import prompts_of
+from emad_ref.evidence.pair.rules import Rules
+from emad_ref.evidence.pair.speculation import DRAFTED
+from emad_ref.meters.clock import paired
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.text import world
+from emad_ref.verdict.units import ByPair
+
+WARM_UP = 2
+
+Arm = Callable[[Prompt, int], Result]
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """Arm → [pairs]: wall-clock ``seconds``, and the ``results`` of the very same runs.
+
+    ``new``: tokens that every request emitted.
+    """
+
+    seconds: Mapping[str, ByPair]
+    results: Mapping[str, list[Result]]
+    new: int
+
+    def accepted(self, arm: str) -> list[float]:
+        """Accepted over judged drafts, of each run that drafted."""
+        rates = [done.acceptance for done in self.results[arm] if isinstance(done, Speculated)]
+        return [rate for rate in rates if rate is not None]
+
+
+class Timing:
+    """Requests of one task's judged items, timed when first asked for. ``pairs``: of rows that decide; ``seed``: of the
+    order of arms."""
+
+    def __init__(self, rules: Rules, pairs: int, seed: int):
+        self._rules, self._pairs, self._seed = rules, pairs, seed
+        self._answers, self._models = rules.answers, rules.answers.models
+
+    @property
+    def task(self) -> str:
+        """The task whose prompts are timed: the one most worth routing, else the first."""
+        return next(iter(self._rules.tasks or world.TASKS))
+
+    @cached_property
+    def new(self) -> int:
+        """New tokens of a timed request, no stop token: as many as its answers take on average."""
+        items = self._answers.items(self.task, "evaluate", self._rules.size.judged)
+        return round(float(np.mean([len(continuation) for item in items for continuation in item.continuations])))
+
+    def prompts(self, count: int) -> list[Prompt]:
+        """Prompts of judged items of ``task``."""
+        judged = self._rules.size.judged
+        return prompts_of(self._answers.items(self.task, "evaluate", max(judged, count))[:count])
+
+    def timed(self, arms: Mapping[str, Arm], pairs: int) -> Timed:
+        """``arms`` on the same fresh prompts; each takes a prompt and a number of new tokens, and stops at none."""
+        prompts = self.prompts(pairs + WARM_UP)
+        results: dict[str, list[Result]] = {name: [] for name in arms}
+
+        def timed_arm(name: str) -> Callable[[int], None]:
+            return lambda pair: results[name].append(arms[name](prompts[pair], self.new))
+
+        large = self._models.large.subject
+        with large.open(large.full) as decoder:
+            timings = paired(
+                {name: timed_arm(name) for name in arms},
+                pairs,
+                np.random.default_rng(self._seed),
+                warm_up=WARM_UP,
+                synchronize=decoder.synchronize,
+            )
+        seconds = {name: ByPair(column) for name, column in timings.seconds.items()}
+        return Timed(seconds, {name: done[WARM_UP:] for name, done in results.items()}, self.new)
+
+    @cached_property
+    def rivals(self) -> Timed:
+        """``large``, ``EMAD``, ``speculative``, ``EAD`` as put forward where there is something to route, and
+        ``self-speculative`` after the first of ``exit_layers`` where there is one."""
+        with ExitStack() as stack:
+            small, large = stack.enter_context(self._models.partners())
+            emad = stack.enter_context(self._models.large.subject.open(self.emad_point))
+            arms: dict[str, Arm] = {
+                "large": alone(large.decoder),
+                "EMAD": alone(emad),
+                "speculative": speculating(small, large),
+            }
+            if self._rules.tasks:
+                arms["EAD"] = switching(small, large, self._rules.put_forward(self.task))
+            if exit_layers := self._models.exit_layers:
+                drafting = stack.enter_context(self._models.drafting())
+                arms["self-speculative"] = self_speculating(drafting, exit_layers[0])
+            return self.timed(arms, self._pairs)
+
+    @cached_property
+    def emad_point(self) -> OperatingPoint:
+        """EMAD of the large model at its calibrated default."""
+        return self._models.large.traces.profile.point(0.0)
+
+
+def alone(decoder: Decoder) -> Arm:
+    return lambda prompt, new: decoder.generate([prompt], new, frozenset())
+
+
+def switching(small: Partner, large: Partner, rule: SwitchingRule) -> Arm:
+    return lambda prompt, new: switch(small, large, rule, [prompt], new)
+
+
+def speculating(draft: Partner, verifier: Partner, k: int = DRAFTED, gate_bits: float | None = None) -> Arm:
+    return lambda prompt, new: speculate(draft, verifier, [prompt], new, k=k, gate_bits=gate_bits)
+
+
+def self_speculating(model: Partner, exit_layer: int) -> Arm:
+    return lambda prompt, new: self_speculate(model, exit_layer, [prompt], new, k=DRAFTED)

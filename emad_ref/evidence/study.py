@@ -1,0 +1,73 @@
+"""What is studied, and how much may be spent on it: plain settings, filled by pytest's options or a command line.
+
+Standard library only: importing it loads neither NumPy nor torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How much one run may spend; larger budgets run more tests on more data.
+
+    ``examples``       Hypothesis examples per property.
+    ``calibrate``, ``validate``, ``evaluate``  documents per split; 30 evaluated documents are METHODS' minimum.
+    ``items``          scored examples per task; 100 are METHODS' minimum.
+    ``pairs``          timed pairs per batch size, warm-up not counted; 30 are METHODS' minimum.
+    ``batch_sizes``    legs of the timing rows.
+    ``prompt_tokens``, ``new_tokens``  length of a timed request; ``new_tokens`` also bounds generation elsewhere.
+    """
+
+    name: str
+    examples: int
+    calibrate: int
+    validate: int
+    evaluate: int
+    items: int
+    pairs: int
+    batch_sizes: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+
+    @property
+    def rank(self) -> int:
+        """0 for the smallest budget; a test runs when its own budget's rank does not exceed the run's."""
+        return list(BUDGETS).index(self.name)
+
+
+BUDGETS: dict[str, Budget] = {
+    budget.name: budget
+    for budget in (
+        Budget("smoke", 10, 100, 60, 200, 800, 30, (1, 4), 64, 32),
+        Budget("standard", 50, 300, 150, 400, 1000, 60, (1, 4, 16), 128, 128),
+        Budget("full", 200, 1000, 500, 2000, 2400, 200, (1, 8, 32), 256, 256),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
+
+    ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
+    ``profile``  a calibration profile to use instead of calibrating.
+    ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
+    ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
+    ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
+    """
+
+    corpus: str | None = None
+    device: str = "cpu"
+    dtype: str = "float32"
+    budget: Budget = BUDGETS["smoke"]
+    seed: int = 0
+    data: Path | None = None
+    profile: Path | None = None
+    margin: float | None = None
+    tasks: frozenset[str] = frozenset()
+    limit: int | None = None
+    allow_code_execution: bool = False
+    journal: Path | None = None

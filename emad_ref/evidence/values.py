@@ -1,0 +1,139 @@
+"""Words of an option or argument as values.
+
+Each reader takes (text, base, where) and raises BadArgument that names ``where``; ``base`` is the folder that relative
+paths start from. Standard library only: nothing is loaded, only looked for.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from emad_ref.errors import BadArgument
+from emad_ref.extending import added
+
+DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
+
+
+def name(text: str, base: Path, where: str) -> str:
+    if not text.strip():
+        raise BadArgument(where, text, "a name", "leave the option out to get its default")
+    return text.strip()
+
+
+def model(text: str, base: Path, where: str) -> str:
+    """A name as ``models.loading`` reads it; what it leads to is known once the model is loaded."""
+    given = name(text, base, where)
+    if given.startswith("@") or given.endswith("@"):
+        raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
+    return given
+
+
+def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
+    def read(text: str, base: Path, where: str) -> str:
+        if text not in known:
+            raise BadArgument(where, text, f"one of {', '.join(known)}")
+        return text
+
+    return read
+
+
+def some_of(known: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]]:
+    def read(text: str, base: Path, where: str) -> frozenset[str]:
+        given = words(text)
+        for word in sorted(given):
+            if word not in known:
+                raise BadArgument(where, word, f"a comma list of {', '.join(known)}")
+        return given
+
+    return read
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(word.strip() for word in text.split(",") if word.strip())
+
+
+def device(text: str, base: Path, where: str) -> str:
+    kind, _, index = text.partition(":")
+    if not kind.isidentifier() or (":" in text and not index.isdigit()):
+        raise BadArgument(where, text, "a torch device such as cpu, cuda, cuda:1, mps")
+    return text
+
+
+def nats(text: str, base: Path, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadArgument(where, text, "a number of nats", "e.g. 0.2") from None
+    if not math.isfinite(value):
+        raise BadArgument(where, text, "a finite number of nats", "e.g. 0.2")
+    return value
+
+
+def seed(text: str, base: Path, where: str) -> int:
+    if not text.strip().isdecimal():
+        raise BadArgument(where, text, "a whole number ≥ 0")
+    return int(text)
+
+
+def switch(text: str, base: Path, where: str) -> bool:
+    known = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
+    if text.strip().lower() not in known:
+        raise BadArgument(where, text, "true or false")
+    return known[text.strip().lower()]
+
+
+def file(text: str, base: Path, where: str) -> Path:
+    path = base / text
+    if not path.is_file():
+        raise BadArgument(where, text, "an existing file", f"looked at {path}")
+    return path
+
+
+def folder(text: str, base: Path, where: str) -> Path:
+    path = base / text
+    if not path.is_dir():
+        raise BadArgument(where, text, "an existing folder", f"looked at {path}")
+    return path
+
+
+def writable_folder(text: str, base: Path, where: str) -> Path:
+    """Made if missing, and tried by writing: access bits say nothing about a full or read-only file system."""
+    path = base / text
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise BadArgument(where, text, "a folder that can be written", error.strerror or str(error)) from error
+    return path
+
+
+def corpus(text: str, base: Path, where: str) -> str:
+    known = (*CORPORA, *added("corpora"))
+    if text in known:
+        return text
+    path = base / text
+    if not path.exists():
+        raise BadArgument(where, text, f"one of {', '.join(known)}, or an existing file", f"looked at {path}")
+    return str(path)
+
+
+def names(text: str, base: Path, where: str) -> frozenset[str]:
+    return words(text)  # known ids depend on --emad-claims: checked in ``settings``
+
+
+def task_names(text: str, base: Path, where: str) -> frozenset[str]:
+    given = words(text)
+    if not given:
+        raise BadArgument(where, text, "a comma list of task names", "leave the option out to score none")
+    return given  # which exist is known to lm-eval, an extra: checked when the first is asked for
+
+
+def count(text: str, base: Path, where: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise BadArgument(where, text, "a whole number ≥ 1")
+    return int(text)

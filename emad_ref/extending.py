@@ -1,0 +1,124 @@
+"""What others add without editing this project: claims, corpora, tables, provenance, model families.
+
+A distribution names an ``Extension`` in its metadata, and every command and suite of ours finds it::
+
+    [project.entry-points."emad_ref.extensions"]
+    mine = "mine.emad:EXTENSION"
+
+    EXTENSION = Extension(
+        register=Path(__file__).with_name("claims.toml"),
+        questions={"MY-1": "mine.questions.my_1"},          # a module with QUESTION, as those of emad_ref.questions
+        corpora={"mine:logs": "mine.text:documents"},       # documents(split, seed, data) → texts
+        tables={"tokens by layer": "mine.tables:by_layer"}, # by_layer(evidence) → Exhibits
+        provenance="mine.emad:facts",                       # facts() → built-in values
+        families={"my_decoder": "mine.family:FAMILY"},      # models.families.Family, by the config's model_type
+    )
+
+Parts are named, not imported, so that finding an extension loads neither torch nor SciPy. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from emad_ref.errors import BadArgument
+
+GROUP = "emad_ref.extensions"
+PARTS = ("questions", "corpora", "tables", "families")
+
+
+@dataclass(frozen=True)
+class Extension:
+    """``register``: a TOML file of rows as ours. The others name modules, or ``module:attribute``, by what they add.
+
+    Raises:
+        BadArgument: a question without a row to decide, or a file that is not there.
+    """
+
+    register: Path | None = None
+    questions: Mapping[str, str] = field(default_factory=dict)
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    tables: Mapping[str, str] = field(default_factory=dict)
+    provenance: str | None = None
+    families: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.register is not None and not self.register.is_file():
+            raise BadArgument("register", str(self.register), "an existing TOML file", "ship it with the package")
+        if self.questions and self.register is None:
+            raise BadArgument("questions", sorted(self.questions), "rows of a register", "name the TOML file with them")
+
+
+@cache
+def extensions() -> dict[str, Extension]:
+    """Every installed extension by the name of its entry point.
+
+    Raises:
+        BadArgument: one that cannot be imported, is no ``Extension``, or adds what another one adds.
+    """
+    found = {point.name: _loaded(point) for point in sorted(entry_points(group=GROUP), key=lambda point: point.name)}
+    for part in PARTS:
+        owners: dict[str, str] = {}
+        for name, extension in found.items():
+            for added in getattr(extension, part):
+                if added in owners:
+                    where = f"{GROUP}: {name}: {part}"
+                    raise BadArgument(where, added, "a name of its own", f"{owners[added]} adds it too; remove one")
+                owners[added] = name
+    return found
+
+
+def added(part: str) -> dict[str, str]:
+    """What all extensions add of one of ``PARTS``: name → where it is."""
+    return {name: place for extension in extensions().values() for name, place in getattr(extension, part).items()}
+
+
+def resolved(place: str, where: str) -> Any:
+    """The module or attribute that ``place`` names.
+
+    Raises:
+        BadArgument: it is not there; ``where`` says who named it.
+    """
+    module, _, attribute = place.partition(":")
+    try:
+        found = import_module(module)
+        return getattr(found, attribute) if attribute else found
+    except (ImportError, AttributeError) as error:
+        raise BadArgument(where, place, "a module, or module:attribute", str(error)) from error
+
+
+def registers() -> list[Path]:
+    """The TOML files of all extensions."""
+    return [extension.register for extension in extensions().values() if extension.register is not None]
+
+
+def provenance() -> dict[str, Any]:
+    """What each extension says of where results come from, by its name."""
+    facts: dict[str, Any] = {}
+    for name, extension in extensions().items():
+        if extension.provenance is not None:
+            facts[name] = resolved(extension.provenance, f"{GROUP}: {name}: provenance")()
+    return facts
+
+
+def part_of(part: str, name: str) -> Any:
+    """What an extension adds under ``name``, one of ``added(part)``. Raises BadArgument as ``resolved``."""
+    return resolved(added(part)[name], f"{GROUP}: {part}: {name}")
+
+
+def _loaded(point: EntryPoint) -> Extension:
+    try:
+        extension = point.load()
+    except (ImportError, AttributeError) as error:
+        remedy = f"uninstall {point.dist.name if point.dist else 'it'} or mend it: {error}"
+        raise BadArgument(f"{GROUP}: {point.name}", point.value, "an importable Extension", remedy) from error
+    if not isinstance(extension, Extension):
+        kind = type(extension).__name__
+        raise BadArgument(f"{GROUP}: {point.name}", kind, "an emad_ref.extending.Extension", f"see {point.value}")
+    return extension

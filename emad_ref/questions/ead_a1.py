@@ -1,0 +1,26 @@
+"""EAD-A1: what does the rolling window w do to large-model share and score? (EAD, reading notes, Evaluation)
+
+It reports. It does not apply to weights without quality, nor where the large model is not better on any task.
+"""
+
+from __future__ import annotations
+
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.one_constant import Found, answered, judged
+from emad_ref.verdict.claims import Verdict
+
+TOKENS = (1, 2, 5, 10, 20)
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Two legs per value of w."""
+    return judged(found, asked)
+
+
+def answer(pair: Pair, asked: Asked) -> Answer:
+    """Beside it a table of the runs."""
+    return answered(pair, asked, "window", TOKENS, "w")
+
+
+QUESTION = Question("EAD-A1", "pair", answer)

@@ -1,0 +1,123 @@
+"""What claims about pruned vocabularies share: FLOPs that a pruned readout saves, on items and by arithmetic.
+
+FLOPs are counted, so such a leg has no interval: at one operating point and on these items, that is what was executed.
+Beside it stands the token that never exits, by arithmetic, on the model under test and on the paper's T5-large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.evidence.exits.costs import Saving, costs, saving
+from emad_ref.evidence.exits.gathered import Absence, Exits
+from emad_ref.evidence.exits.rules import PUBLISHED_MINIMA, RULES, has_room, minimum_layers
+from emad_ref.evidence.subject import Subject
+from emad_ref.models.geometry import Geometry, geometry_named
+from emad_ref.policy.early_exit import early_exit
+from emad_ref.sweep.exits import unexited
+from emad_ref.verdict.claims import Leg
+from emad_ref.verdict.interval import Estimate, difference
+from emad_ref.verdict.legs import counted
+from emad_ref.verdict.units import ByItem
+
+PAPERS = "t5-large"
+CONTEXT = {"keys": 16, "source_keys": 128}  # a short answer to a paragraph
+UNIT = "× fewer FLOPs"
+NEVER = 2.0  # a threshold that no confidence reaches
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The same items under a rule (``before``: their scores) and under its pruned sister (``after``)."""
+
+    where: str
+    saved: Saving
+    before: ByItem
+    after: ByItem
+
+    def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
+        """Score that pruning costs."""
+        return difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
+
+
+@dataclass(frozen=True)
+class Unexited:
+    """What pruning saves a token that never exits; adaptive sizes as if every readout were sure."""
+
+    where: str
+    saved: Saving
+
+
+def pruned(exits: Exits, before: str, after: str) -> tuple[Pruned, ...]:
+    """Two rules of ``RULES`` at every task and minimum layer.
+
+    Raises:
+        Unsupported: the decoder under test does not count its work, or declines a rule.
+    """
+    geometry, found = exits.subject.loaded.geometry, []
+    for task, minimum in exits.settings:
+        first, second = (exits.answered(task, rule, minimum) for rule in (before, after))
+        saved = saving(first.costs(geometry), second.costs(geometry))
+        found.append(Pruned(f"{task}, j={minimum}", saved, first.exited.score, second.exited.score))
+    return tuple(found)
+
+
+def never_exiting(subject: Subject, before: str, after: str) -> tuple[Unexited, ...]:
+    """On the model under test, at the paper's minimum layers; () for a model that has no room for them."""
+    geometry = subject.loaded.geometry
+    if not subject.seq2seq or not has_room(geometry):
+        return ()
+    return sized(subject.name, geometry, minimum_layers(geometry.layers), before, after)
+
+
+def paper_sized(before: str, after: str) -> tuple[Unexited, ...]:
+    """On the paper's own model."""
+    return sized(PAPERS, geometry_named(PAPERS), PUBLISHED_MINIMA, before, after)
+
+
+def sized(name: str, geometry: Geometry, minima: Iterable[int], before: str, after: str) -> tuple[Unexited, ...]:
+    """One token of ``geometry`` that never exits, under two rules of ``RULES``."""
+    found = []
+    for minimum in minima:
+        signals = (RULES[rule] for rule in (before, after))
+        points = (
+            early_exit(signal, geometry.layers, geometry.vocabulary, minimum, NEVER, pruning=pruning)
+            for signal, pruning in signals
+        )
+        parts = [costs(unexited(point, geometry, **CONTEXT), geometry) for point in points]
+        found.append(Unexited(f"{name}, never exiting, j={minimum}", saving(*parts)))
+    return tuple(found)
+
+
+def part_legs(found: Pruned, least: float | None) -> list[Leg]:
+    """FLOP ratios of the three parts; the confidence part is judged where a threshold is given."""
+    items = len(found.before)
+    return [
+        judged_count(f"{found.where}: confidence FLOPs", found.saved.confidence, items, least),
+        counted(f"{found.where}: decoder and confidence FLOPs", found.saved.decoding, items, UNIT),
+        counted(f"{found.where}: all FLOPs, encoder included", found.saved.together, items, UNIT),
+    ]
+
+
+def never_legs(found: Iterable[Unexited], least: float | None) -> list[Leg]:
+    """Both parts that a rule touches, token by token; the confidence part is judged where a threshold is given."""
+    legs = []
+    for each in found:
+        legs.append(judged_count(f"{each.where}: confidence FLOPs", each.saved.confidence, 1, least))
+        legs.append(counted(f"{each.where}: decoder and confidence FLOPs", each.saved.decoding, 1, UNIT))
+    return legs
+
+
+def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
+    """A counted number against a threshold, or a measured one where there is none."""
+    if least is None:
+        return counted(name, value, n, UNIT)
+    return Leg(name, "survived" if value >= least else "falsified", float(value), None, n, least, UNIT, "counted")
+
+
+def instead_of_items(absence: Absence) -> dict[str, str]:
+    """What stands beside arithmetic where no item can be asked: a leg where data is absent, none without a premise."""
+    return {"items": absence.reason} if absence.outcome == "unmeasured" else {}

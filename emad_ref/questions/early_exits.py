@@ -1,0 +1,97 @@
+"""What claims about early exits share: their premise, a way to answer on items, and the same items under two rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emad_ref.evidence.exhibits import Exhibits, Table
+from emad_ref.evidence.exits.answers import Exited
+from emad_ref.evidence.exits.gathered import Exits
+from emad_ref.evidence.exits.reading import Read
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Answer, Asked, Question, ask
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.interval import Estimate, difference, earlier
+from emad_ref.verdict.legs import unseen
+
+EXIT_TASKS = 2  # question → span, dialogue → summary
+EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
+
+
+def premise(evidence: Evidence, asked: Asked) -> Verdict | None:
+    """Why a claim about early exits cannot be judged on this model; None where it can."""
+    absence = evidence.exits.absence
+    if absence is None:
+        return None
+    said = {"not applicable": asked.not_applicable, "unmeasured": asked.unmeasured}
+    return said[absence.outcome](absence.reason)
+
+
+def on_items(
+    evidence: Evidence,
+    asked: Asked,
+    verdict: Callable[[], Verdict],
+    tables: Callable[[], tuple[Table, ...]] = tuple,
+) -> Answer:
+    """``verdict()`` under the corpus of the items, or why there are none under the run's own.
+
+    What a reader must know of the items stands beside it, whether or not the decoder under test declines the rules.
+
+    Raises:
+        RunStopped: a file that does not fit; every file is read before anything is decoded.
+    """
+    if absent := premise(evidence, asked):
+        return Answer(absent, evidence.corpus, evidence.fingerprint)
+    notes = Exhibits(notes=tuple(evidence.exits.asked.notes))
+
+    def judged(evidence: Evidence, asked: Asked) -> Answer:
+        return Answer(verdict(), evidence.exits.corpus, evidence.fingerprint, Exhibits(tables()))
+
+    said = ask(Question(asked.claim.id, "model", judged), evidence, asked)
+    return replace(said, exhibits=notes + said.exhibits)
+
+
+def unasked(missing: Mapping[str, str]) -> list[Leg]:
+    """A leg for each task that could not be asked (task → why): unseen is not survived."""
+    return [unseen(task, reason) for task, reason in missing.items()]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The same items, in the same order, under two rules; ``where``: task and minimum layer, in words."""
+
+    where: str
+    ours: Exited
+    theirs: Exited
+
+    def earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
+        """Blocks by which ours exits earlier; ``layers``: of the model."""
+        blocks = self.ours.exit_block, self.theirs.exit_block
+        return earlier(*blocks, layers=layers, threshold=threshold, rng=rng)
+
+    def gained(self, threshold: float, rng: np.random.Generator, unit: str = "score gained") -> Estimate:
+        """Score that ours has more."""
+        return difference(self.ours.score, self.theirs.score, threshold=threshold, rng=rng, unit=unit)
+
+    def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
+        """Score that ours has less."""
+        return difference(self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost")
+
+
+def contests(exits: Exits, ours: str, *theirs: str) -> tuple[Contest, ...]:
+    """Rule ``ours`` against each of ``theirs`` at every task and minimum layer; several are told apart by name."""
+    found = []
+    for task, minimum in exits.settings:
+        for rule in theirs:
+            against = f", against {rule.removeprefix('JSD, ')}" if len(theirs) > 1 else ""
+            sides = (exits.answered(task, each, minimum).exited for each in (ours, rule))
+            found.append(Contest(f"{task}, j={minimum}{against}", *sides))
+    return tuple(found)
+
+
+def readings(exits: Exits) -> dict[str, Read]:
+    """Task → what every layer says of its reference answers."""
+    return {task: exits.read(task) for task in exits.tasks}

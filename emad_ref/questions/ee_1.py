@@ -1,0 +1,72 @@
+"""EE-1: does pruning the vocabulary to a fixed size cut confidence FLOPs a hundredfold, at 2 points of score or less?
+(Early-exit LLMs, Softmax Speed-Up)
+
+Confidence FLOPs meet the threshold, those of the decoder and of the whole model stand beside them; the score is paired
+by item. Where items cannot be decoded, geometry decides alone: scores of random weights say nothing, arithmetic does.
+It does not apply to decoder-only models, nor to one without room for the paper's settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.early_exit_flops import (
+    Pruned,
+    Unexited,
+    instead_of_items,
+    never_exiting,
+    never_legs,
+    paper_sized,
+    part_legs,
+    pruned,
+)
+from emad_ref.questions.early_exits import EXIT_SETTINGS, on_items, unasked
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.legs import corrected, row, weighed
+
+RULES = "softmax", "softmax, fixed"
+
+
+@dataclass(frozen=True)
+class Found:
+    """``never``: a token that never exits, of the model under test; ``papers``: of the paper's.
+
+    ``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why.
+    """
+
+    never: tuple[Unexited, ...]
+    papers: tuple[Unexited, ...]
+    pruned: tuple[Pruned, ...] = ()
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """FLOPs are counted, hence exact; one tested leg per task and minimum layer: the score lost, above which it fails.
+
+    Falsified counts stand first.
+    """
+    least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
+    legs = [*never_legs(found.never, None if found.pruned else least), *never_legs(found.papers, None)]
+    tests = []
+    for each in found.pruned:
+        legs += part_legs(each, least)
+        tests.append(weighed(f"{each.where}: score", each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
+    if found.pruned:
+        legs.sort(key=lambda leg: leg.outcome != "falsified")
+    return row(asked.claim, asked.model, [*legs, *corrected(tests, asked.other_legs), *unasked(found.missing)])
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """From answers under softmax response with and without fixed pruning, and from geometry."""
+    exits, never, papers = evidence.exits, never_exiting(evidence.subject, *RULES), paper_sized(*RULES)
+    absence = exits.absence
+    if absence is not None and never:
+        verdict = decide(Found(never, papers, missing=instead_of_items(absence)), asked)
+        return Answer(verdict, evidence.corpus, evidence.fingerprint)
+    return on_items(evidence, asked, lambda: decide(Found(never, papers, pruned(exits, *RULES), exits.missing), asked))
+
+
+QUESTION = Question("EE-1", "model", answer, legs=lambda study, layers: EXIT_SETTINGS)

@@ -1,0 +1,44 @@
+"""EE-10: does weighted contrastive confidence exit about as early as softmax response?
+(Early-exit LLMs, Contrastive Decoding, Figures 6 and 7)
+
+A report: the paper does not say how near "about" is. It does not apply to decoder-only models, to random weights, nor
+to a model without room for the paper's settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.early_exits import Contest, contests, on_items
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.legs import estimated, row
+
+
+@dataclass(frozen=True)
+class Found:
+    """``contests``: the weighted contrast against softmax response, of a model of ``layers`` blocks."""
+
+    contests: tuple[Contest, ...]
+    layers: int
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Blocks earlier and score gained, per task and minimum layer; all only reported."""
+    legs: list[Leg] = []
+    for each in found.contests:
+        legs.append(estimated(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
+        legs.append(estimated(f"{each.where}: score", each.gained(0.0, asked.rng)))
+    return row(asked.claim, asked.model, legs)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """From answers under both rules at the paper's threshold."""
+    exits, rules = evidence.exits, ("weighted contrast", "softmax")
+    return on_items(
+        evidence, asked, lambda: decide(Found(contests(exits, *rules), exits.subject.stepper.layers), asked)
+    )
+
+
+QUESTION = Question("EE-10", "model", answer)

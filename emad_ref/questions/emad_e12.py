@@ -1,0 +1,139 @@
+"""EMAD-E12: is adaptive depth orthogonal to quantisation? (EMAD, Discussion, Composability)
+
+Two legs on an int8 copy of the model, held against the copy's own full depth: logits under forced admissible depths are
+the copy's (the invariant of EMAD-E2), and where the calibrated default saves enough FLOPs, perplexity rises by no more
+than EMAD-F1 allows.
+
+Both come from token-by-token passes, as the copy's dynamic scales demand. The second replays depths over such passes by
+our own stepper, at points calibrated on the copy: no decoder's replay of the original is spoken for, so no bridge is
+asked. It does not apply to weights without quality, and is unmeasured where the model has no int8 copy here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emad_ref.calibration.profile import profile_of
+from emad_ref.calibration.trace import TokenSequence, Trace, joined, stepwise_logits, take_trace, trace_stepwise
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.traces import documents_of
+from emad_ref.models.loading import Loaded
+from emad_ref.models.quantised import int8_copy
+from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import default_probes
+from emad_ref.protocol import Prompt
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.record import Floats
+from emad_ref.sweep.losses import Loss, loss_table
+from emad_ref.verdict.claims import Leg, Outcome, Verdict
+from emad_ref.verdict.interval import perplexity_rise
+from emad_ref.verdict.legs import corrected, counted, row, weighed
+from emad_ref.verdict.units import ByDocument
+
+CALIBRATED = 40  # windows: means of a plain pass, in which the noise of shared scales averages out
+EVALUATED = {"smoke": 36, "standard": 120, "full": 400}  # windows decoded token by token, which is slow
+FED, PROMPT = 12, 6
+
+
+@dataclass(frozen=True)
+class Rise:
+    """NLL sums at a point and at the copy's own full depth, nats, and tokens, by document."""
+
+    point: str
+    net_reduction: float
+    nll_nats: ByDocument
+    full_nll_nats: ByDocument
+    tokens: ByDocument
+
+
+@dataclass(frozen=True)
+class Found:
+    """``differences`` [positions] largest |difference| of a logit under forced depths; ``tolerance`` the honest one."""
+
+    differences: Floats
+    tolerance: float
+    rise: Rise
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Invariant and perplexity; the latter only where enough FLOPs are saved, and the share saved is listed."""
+    claim, rise = asked.claim, found.rise
+    reduction = counted(f"{rise.point}: reduction", rise.net_reduction, len(rise.tokens), "net FLOP reduction")
+    legs = [reduction, _invariant(found)]
+    if rise.net_reduction >= claim.thresholds["flop_reduction"]:
+        bound = claim.thresholds["perplexity_rise"]
+        sums = rise.nll_nats, rise.full_nll_nats, rise.tokens
+        estimate = perplexity_rise(*sums, threshold=bound, rng=asked.rng)
+        test = weighed(f"{rise.point}: perplexity", estimate, "above", bound, claim.minimum)
+        legs += corrected([test], asked.other_legs)
+    return row(claim, asked.model, legs)
+
+
+def _invariant(found: Found) -> Leg:
+    moved, compared = float(found.differences.max()), len(found.differences)
+    outcome: Outcome = "survived" if moved <= found.tolerance else "falsified"
+    leg = counted("logits under drawn depths", moved, compared, "largest |difference| of a logit")
+    return replace(leg, outcome=outcome, threshold=found.tolerance)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """Decoded token by token; the reference is the copy's own full depth."""
+    if reason := evidence.subject.without_quality:
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+    try:
+        int8 = int8_copy(evidence.loaded)
+    except BadArgument as refusal:
+        return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
+    point, texts, trace = read(evidence, int8)
+    loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
+    found = Found(invariant_differences(evidence, int8), evidence.subject.tolerance, rise_of(texts, trace, loss, full))
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint)
+
+
+def read(evidence: Evidence, int8: Loaded) -> tuple[OperatingPoint, list[TokenSequence], Trace]:
+    """The copy's calibrated default, the windows it is judged on, and their trace."""
+    subject = evidence.subject
+    calibration = take_trace(int8.stepper, subject.sequences("calibrate", CALIBRATED))
+    texts = subject.sequences("evaluate", EVALUATED[subject.budget.name])
+    profile = profile_of(
+        calibration,
+        default_probes(int8.stepper.layers),
+        model=int8.name,
+        fingerprint=int8.fingerprint,
+        corpus=evidence.corpus,
+        dtype="int8",
+    )
+    return profile.point(0.0), texts, joined([trace_stepwise(int8.stepper, text) for text in texts])
+
+
+def rise_of(texts: Sequence[TokenSequence], trace: Trace, loss: Loss, full: Loss) -> Rise:
+    """The losses of windows ``texts``, of which ``trace`` was taken, summed within the documents they were cut from."""
+    document = documents_of(list(texts))
+    sums = (ByDocument.summed(column, document) for column in (loss.nll_nats, full.nll_nats, trace.lengths))
+    return Rise(loss.point.name, loss.net_reduction, *sums)
+
+
+def invariant_differences(evidence: Evidence, int8: Loaded) -> Floats:
+    """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth.
+
+    Raises:
+        Unsupported: the decoder under test declines full depth or a depth from outside.
+    """
+    rng = np.random.default_rng(evidence.study.seed)
+    tokens = rng.integers(0, int8.stepper.vocabulary, PROMPT + FED)
+    depths = np.sort(rng.integers(1, int8.stepper.layers + 1, FED))[::-1]
+    reference = stepwise_logits(int8.stepper, tokens, PROMPT - 1)[1:]  # a prompt's last position is a step
+    with evidence.of(int8).subject.open(evidence.subject.full) as decoder:
+        session, _ = decoder.start([Prompt(tokens[:PROMPT])])
+        forced = zip(tokens[PROMPT:], depths, strict=True)
+        steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]
+    seen = np.array([step.logits[0, 0] for step in steps])
+    differences: Floats = np.abs(seen - reference[np.arange(FED), depths - 1]).max(axis=1)
+    return differences
+
+
+QUESTION = Question("EMAD-E12", "model", answer, legs=lambda study, layers: 1)

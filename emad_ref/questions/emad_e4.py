@@ -1,0 +1,99 @@
+"""EMAD-E4: do top-K and low-rank estimators keep the entropy ranking of the full softmax? (EMAD, Method)
+
+Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by document: the paper's two
+estimators decide, the linear probe, which is ours, is listed beside. It does not apply to weights without quality, nor
+behind a decoder for which replay does not speak: what its probes would read is then not what was compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emad_ref.evidence.estimates import READ
+from emad_ref.evidence.exhibits import Exhibits, Table
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.point import Estimator
+from emad_ref.policy.thresholds import default_probes
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.premises import quality_premise
+from emad_ref.record import Floats
+from emad_ref.sweep.estimators import agreements
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.interval import Estimate, rank_correlation
+from emad_ref.verdict.legs import estimated, judge_side
+from emad_ref.verdict.units import DocumentOf
+
+ESTIMATORS = 2  # top-K and low-rank
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One estimator: uncorrected estimates [tokens, probes], nats. ``listed``: not the paper's, and so reports only."""
+
+    estimator: str
+    nats: Floats
+    listed: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    """``full`` [tokens, probes] entropies of the full softmax after ``probes``, nats; ``document`` [tokens]."""
+
+    probes: Sequence[int]
+    full: Floats
+    readings: Sequence[Reading]
+    document: DocumentOf
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """A leg per estimator and probe: Spearman's ρ against the threshold."""
+    threshold = asked.claim.thresholds["spearman"]
+    legs: dict[str, Estimate] = {}
+    beside: list[Leg] = []
+    for reading in found.readings:
+        for i, probe in enumerate(found.probes):
+            columns = reading.nats[:, i], found.full[:, i]
+            rho = rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
+            name = f"{reading.estimator}, layer {probe}"
+            if reading.listed:
+                beside.append(estimated(name, rho, "ours, not the paper's"))
+            else:
+                legs[name] = rho
+    return judge_side(asked.claim, asked.model, legs, "below", threshold, other_legs=asked.other_legs, beside=beside)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """Estimators fitted on two splits, read on the first windows of the third; beside it what they err and change."""
+    if absent := quality_premise(evidence, asked):
+        return Answer(absent, evidence.corpus, evidence.fingerprint)
+    estimates = evidence.estimates
+    fitted = estimates.corrected([*estimates.paper, estimates.linear])
+    trace, document = estimates.read_by_document("evaluate", READ, fitted)
+    full = estimates.columns(trace.entropy_nats)
+    read = {estimator: estimates.uncorrected(trace, estimator) for estimator in fitted}
+    readings = [Reading(each.name, nats, each.kind == "linear") for each, nats in read.items()]
+    verdict = decide(Found(estimates.probes, full, readings, document), asked)
+    table = Table("entropy estimators against the full softmax", agreement_rows(evidence, full, read))
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Exhibits((table,)))
+
+
+def agreement_rows(evidence: Evidence, full: Floats, read: Mapping[Estimator, Floats]) -> list[dict[str, Any]]:
+    """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
+    targets = [(float(target),) for target in evidence.traces.profile.targets_nats]
+    return [
+        {
+            "estimator": row.estimator.name,
+            "layer": row.probe,
+            "ρ": row.spearman,
+            "bias, nats": row.bias_nats,
+            "RMSE, nats": row.rmse_nats,
+            "decisions changed %": next(iter(row.changed.values())),
+            "tokens": row.tokens,
+        }
+        for row in agreements(evidence.estimates.probes, full, read, targets)
+    ]
+
+
+QUESTION = Question("EMAD-E4", "model", answer, legs=lambda study, layers: ESTIMATORS * len(default_probes(layers)))

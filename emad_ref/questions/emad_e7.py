@@ -1,0 +1,100 @@
+"""EMAD-E7: without the monotone constraint, does backfill leave no speed-up? (EMAD, Ablations: schedule constraint)
+
+The same rule under three repairs, timed against full depth: the two exact ones decide, state copying, which is not, is
+listed beside. FLOPs and quality stand beside only where weights mean something and replay speaks for the decoder under
+test; time needs neither. It does not apply to a decoder that declines a schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from emad_ref.decoding.forcing import over
+from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.traces import documents_of
+from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.sweep.losses import loss_table
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.interval import log_ratio, perplexity_rise
+from emad_ref.verdict.legs import counted, estimated, judge_side
+from emad_ref.verdict.units import ByDocument, ByPair
+
+EXACT: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
+COPYING = "state copying"
+DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which state copying is scored
+
+
+@dataclass(frozen=True)
+class Copied:
+    """NLL sums [documents] under copied states and under exact ones at the same rule, nats, and decided tokens."""
+
+    copied: ByDocument
+    exact: ByDocument
+    tokens: ByDocument
+
+
+@dataclass(frozen=True)
+class Found:
+    """Seconds [pairs] of full depth, of the rule under each exact repair, and under state copying.
+
+    ``net_reductions``: share of FLOPs saved by exact repair, as replayed; empty where replay says nothing.
+    """
+
+    full: ByPair
+    exact: Mapping[str, ByPair]
+    copying: ByPair
+    net_reductions: Mapping[str, float] = field(default_factory=dict)
+    quality: Copied | None = None
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """A leg per exact repair: how many times faster than full depth it is."""
+    threshold = asked.claim.thresholds["speedup_ratio"]
+    ratios = {name: log_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}
+    beside = [estimated(COPYING, log_ratio(found.full, found.copying, threshold=threshold))]
+    beside += [
+        counted(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
+    ]
+    if found.quality is not None:
+        sums = found.quality.copied, found.quality.exact, found.quality.tokens
+        beside.append(estimated(f"{COPYING}: perplexity", perplexity_rise(*sums, threshold=0.0, rng=asked.rng)))
+    return judge_side(asked.claim, asked.model, ratios, "above", threshold, other_legs=asked.other_legs, beside=beside)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """Paired requests at batch 1, and behind a bridge that holds what replay and short openings say beside them."""
+    rule = evidence.stopwatch.point
+    exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
+    copying = replace(rule, name=COPYING, schedule="copying")
+    seconds = {
+        name: ByPair(column)
+        for name, column in evidence.stopwatch.against_full(exact | {COPYING: copying}).seconds.items()
+    }
+    found = Found(seconds["full"], {name: seconds[name] for name in exact}, seconds[COPYING])
+    exhibits = Exhibits()
+    if not evidence.subject.without_quality:
+        if refusal := evidence.bridging.refusal:
+            exhibits = Exhibits(notes=(f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",))
+        else:
+            saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
+            reductions = {loss.point.name: loss.net_reduction for loss in saved}
+            found = replace(found, net_reductions=reductions, quality=copied_quality(evidence, copying))
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, exhibits)
+
+
+def copied_quality(evidence: Evidence, copying: OperatingPoint) -> Copied:
+    """State copying against exact free depth on the openings of documents: copies are decoded."""
+    windows = evidence.subject.sequences("evaluate", DECODED)
+    texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
+    with evidence.subject.open(copying) as decoder:
+        copied, tokens = over(decoder, texts)
+    with evidence.subject.open(replace(copying, schedule="free_eager")) as decoder:
+        exact, _ = over(decoder, texts)
+    document = documents_of(texts)
+    return Copied(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))
+
+
+QUESTION = Question("EMAD-E7", "model", answer, legs=lambda study, layers: len(EXACT), measures=True, suite="cost")

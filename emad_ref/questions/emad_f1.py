@@ -1,0 +1,53 @@
+"""EMAD-F1, falsifier: at every point put forward that saves enough FLOPs, does quality hold?
+
+EMAD, Experiments, Falsification criteria, first item: a net FLOP reduction of 15 % that costs more than 1 % of
+perplexity, or a point of accuracy on two or more tasks, refutes the method. Judged are the points a run puts forward as
+usable: the calibrated default, the margin chosen on validation, the one the user names. The rule stands in ``quality``.
+It does not apply to weights without quality, behind a decoder for which replay does not speak, or where no point saves
+that much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.pointrows import point_exhibits, task_exhibits
+from emad_ref.evidence.points import PointEvidence
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.premises import quality_premise
+from emad_ref.questions.quality import Found, judged, perplexity_leg
+from emad_ref.sweep.losses import Loss
+from emad_ref.verdict.claims import Verdict
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Every point put forward; a task asked for that could not be scored is a leg that was not seen."""
+    return judged(found, asked)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """The points put forward on the run's corpus and on every task; beside it the operating-point table."""
+    verdict = quality_premise(evidence, asked)
+    if verdict is not None:
+        return Answer(verdict, evidence.corpus, evidence.fingerprint)
+    points = evidence.points
+    found = Found([at(evidence, loss) for loss in points.losses], evidence.scored.published.unmeasured)
+    verdict = decide(found, asked)
+    by_leg = {leg.name: leg.interval for leg in verdict.legs}
+    names = [loss.point.name for loss in points.losses]
+    intervals = {name: by_leg.get(perplexity_leg(name, evidence.corpus)) for name in names}
+    exhibits = point_exhibits(points, intervals) + task_exhibits(points)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+
+
+def at(evidence: Evidence, loss: Loss) -> PointEvidence:
+    """What is judged at a point: ``Points.at``, and lm-eval's perplexity tasks as further corpora."""
+    held = evidence.points.at(loss)
+    return replace(held, perplexity={**held.perplexity, **evidence.scored.published.corpora(loss.point)})
+
+
+# Accuracy, and perplexity on the corpus and on each task that is one, of each of the points put forward.
+QUESTION = Question(
+    "EMAD-F1", "model", answer, legs=lambda study, layers: (2 + len(study.tasks)) * (2 + (study.margin is not None))
+)

@@ -1,0 +1,145 @@
+"""EMAD-N1: do joules per generated token fall? (CLAIMS; the paper itself reports latency and FLOPs only)
+
+Windows of the device's own counter in pairs (``meters.energy``), requests of the same shape as those timed; every batch
+size is a leg. Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees
+one of several devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+
+from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.meters.energy import Counter, Energies, Unmeasured, nvml, paired
+from emad_ref.models.stepper import Stepper
+from emad_ref.protocol import Decoder
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.legs import judge_side
+from emad_ref.verdict.units import ByPair
+
+SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
+ARMS = ("full", "adaptive")  # in the order of ``Joules``
+
+
+@dataclass(frozen=True)
+class Joules:
+    """Joules per generated token [pairs] at full depth and under the point."""
+
+    full: ByPair
+    adaptive: ByPair
+
+
+@dataclass(frozen=True)
+class Found:
+    """Batch size → joules. ``unmeasured``: why one could not be measured, so that none is judged; "" if all were."""
+
+    batches: Mapping[int, Joules] = field(default_factory=dict)
+    unmeasured: str = ""
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """A leg per batch size: how many times full depth's joules a token takes, against ``energy_ratio``."""
+    if found.unmeasured:
+        return asked.unmeasured(found.unmeasured)
+    claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
+    legs = {
+        f"batch {rows}": replace(log_ratio(joules.adaptive, joules.full, threshold=most), unit=claim.unit)
+        for rows, joules in found.batches.items()
+    }
+    return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """From NVML's counter of the device that the model lies on."""
+    with energy_counter(evidence.subject.stepper) as counter:
+        energies = measured(evidence, counter)
+    verdict = decide(found_of(energies), asked)
+    notes = tuple(
+        f"{evidence.name}: energy at batch {rows}: {described(each)}"
+        for rows, each in energies.items()
+        if isinstance(each, Energies)
+    )
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, Exhibits(notes=notes))
+
+
+def found_of(energies: Mapping[int, Energies | Unmeasured]) -> Found:
+    """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
+    found = {rows: each for rows, each in energies.items() if isinstance(each, Energies)}
+    reasons = [each.reason for each in energies.values() if isinstance(each, Unmeasured)]
+    joules = {rows: Joules(*(ByPair(each.joules_per_token(arm)) for arm in ARMS)) for rows, each in found.items()}
+    return Found(joules, reasons[0] if reasons else "")
+
+
+def described(energies: Energies) -> str:
+    """Which instrument was read, what could not be checked, and how many windows were thrown away."""
+    return "; ".join((energies.source, *energies.caveats, f"{len(energies.spoiled)} windows spoiled"))
+
+
+def energy_counter(stepper: Stepper) -> AbstractContextManager[Counter | Unmeasured]:
+    """NVML's counter of the one GPU that the model lies on, or why there is none."""
+    places = {stepper.device, *stepper.places}
+    if len(places) > 1:
+        return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+    return nvml(device_uuid(stepper.device))
+
+
+def device_uuid(device: torch.device) -> str | None:
+    """The UUID by which NVML knows the decoder's device; None where it is not a GPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def measured(evidence: Evidence, counter: Counter | Unmeasured) -> dict[int, Energies | Unmeasured]:
+    """Batch size → windows of it; nothing is tried after the first that cannot be measured."""
+    energies: dict[int, Energies | Unmeasured] = {}
+    for rows in evidence.study.budget.batch_sizes:
+        energies[rows] = counter if isinstance(counter, Unmeasured) else windows(evidence, counter, rows)
+        if isinstance(energies[rows], Unmeasured):
+            break
+    return energies
+
+
+def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmeasured:
+    """Joules and tokens of full depth and of the timed point, requests of the same shape as those timed.
+
+    Raises:
+        Unsupported: the decoder under test declines one of them.
+    """
+    subject, stopwatch = evidence.subject, evidence.stopwatch
+    length, new = stopwatch.request_shape
+    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs
+    prompts = subject.prompts(rows * (pairs + 1), length)
+
+    def arm(decoder: Decoder) -> Callable[[int, int], int]:
+        def run(pair: int, request: int) -> int:
+            first = (pair + 1 + request) % (pairs + 1) * rows
+            record = decoder.generate(prompts[first : first + rows], new, frozenset())
+            return sum(len(emitted) for emitted in record.emitted)
+
+        return run
+
+    with subject.open(subject.full, max_rows=rows) as full, subject.open(stopwatch.point, max_rows=rows) as adaptive:
+        return paired(
+            {"full": arm(full), "adaptive": arm(adaptive)},
+            pairs,
+            np.random.default_rng(subject.seed),
+            counter,
+            synchronize=full.synchronize,
+        )
+
+
+QUESTION = Question(
+    "EMAD-N1",
+    "model",
+    answer,
+    legs=lambda study, layers: len(study.budget.batch_sizes),
+    measures=True,
+    suite="cost",
+)

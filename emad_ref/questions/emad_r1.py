@@ -1,0 +1,23 @@
+"""EMAD-R1: at equal net FLOPs, is EMAD's perplexity below that of fixed truncation at the best depth?
+
+EMAD, Experiments, Baselines. The rival runs the same first layers for every token.
+``questions.duels`` says what is compared, and when the claim does not apply.
+"""
+
+from __future__ import annotations
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.duels import Found, answer_against, decide, legs
+
+__all__ = ["QUESTION", "Found", "answer", "decide"]
+
+FAMILY = "fixed truncation"
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """Both sweeps by replay."""
+    return answer_against(FAMILY, evidence, asked)
+
+
+QUESTION = Question("EMAD-R1", "model", answer, legs=legs)

@@ -1,0 +1,58 @@
+"""What questions about a pair share: their premise, the ways to answer that were timed, and their answer's frame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.timing import Timed
+from emad_ref.questions.asking import Answer, Asked
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.legs import counted
+from emad_ref.verdict.units import ByPair
+
+
+@dataclass(frozen=True)
+class Raced:
+    """One arm on the timed requests: [pairs] ``seconds``, FLOPs ``spent`` (None: not counted), and of each run that
+    drafted, what share of its judged drafts was ``accepted``."""
+
+    seconds: ByPair
+    spent: ByPair | None = None
+    accepted: tuple[float, ...] = ()
+
+
+def raced(pair: Pair, timed: Timed, arms: Iterable[str]) -> Mapping[str, Raced]:
+    """Those of ``arms`` that were timed, in that order; where one model alone did the work, it was the large one."""
+    found = {}
+    for arm in arms:
+        if arm in timed.seconds:
+            spent = pair.models.spent(timed.results[arm])
+            column = None if spent is None else ByPair(spent)
+            found[arm] = Raced(timed.seconds[arm], column, tuple(timed.accepted(arm)))
+    return found
+
+
+def nothing_to_route(pair: Pair, asked: Asked) -> Answer | None:
+    """Not applicable where scores mean nothing, or the large model is not better anywhere; else None."""
+    reason = pair.rules.premise()
+    return about(pair, asked.not_applicable(reason)) if reason else None
+
+
+def about(pair: Pair, verdict: Verdict, exhibits: Exhibits | None = None) -> Answer:
+    """The answer of a question that was decided on this pair's items."""
+    return Answer(verdict, pair.corpus, pair.fingerprint, exhibits or Exhibits())
+
+
+def speed_leg(name: str, new: int, seconds: ByPair) -> Leg:
+    """Median tokens per second of requests of ``new`` tokens."""
+    return counted(f"{name}: tokens per second", new / np.median(seconds.values), len(seconds), "tokens/s")
+
+
+def acceptance_leg(name: str, accepted: tuple[float, ...]) -> Leg:
+    """Mean over requests."""
+    return counted(f"{name}: acceptance", float(np.mean(accepted)), len(accepted), "accepted per judged draft")

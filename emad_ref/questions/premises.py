@@ -1,0 +1,14 @@
+"""Premises that several claims share: a verdict that says why a claim cannot be judged, or None."""
+
+from __future__ import annotations
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Asked
+from emad_ref.verdict.claims import Verdict
+
+
+def quality_premise(evidence: Evidence, asked: Asked) -> Verdict | None:
+    """Weights that mean something, and a decoder for which replay speaks; else ``not applicable``."""
+    if reason := evidence.subject.without_quality or evidence.bridging.refusal:
+        return asked.not_applicable(reason)
+    return None

@@ -1,0 +1,18 @@
+"""The claims about a small and a large model: switching, speculative decoding, and EMAD beside them."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_emad.asking import Ask, rows
+
+
+@pytest.mark.parametrize("claim", rows("claims", "names"))
+def test_claim_of_names(emad_ask_names: Ask, claim: str) -> None:
+    """Arithmetic: no model is loaded."""
+    emad_ask_names(claim)
+
+
+@pytest.mark.parametrize("claim", rows("claims", "pair"))
+def test_claim(emad_ask_pair: Ask, claim: str) -> None:
+    emad_ask_pair(claim)

@@ -1,0 +1,26 @@
+"""What running costs: FLOPs as counted (EMAD-E5), time (EMAD-F2, EMAD-E7), energy (EMAD-N1). The machine to itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from emad_ref.evidence.gathered import Evidence
+from pytest_emad.asking import Ask, rows
+from pytest_emad.replayclock import CLOCK, record_samples
+
+
+@pytest.mark.parametrize("claim", rows("cost", "model"))
+def test_claim(emad_ask: Ask, claim: str) -> None:
+    emad_ask(claim)
+
+
+@pytest.mark.emad(measures=True)
+@pytest.mark.benchmark(timer=CLOCK)
+@pytest.mark.parametrize("arm", ["full", "adaptive", "generate"])
+def test_samples_are_recorded_as_benchmarks(emad_evidence: Evidence, benchmark: Any, arm: str) -> None:
+    """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
+    timings = emad_evidence.stopwatch.timings
+    batch = min(timings)
+    record_samples(benchmark, timings[batch].seconds[arm].tolist(), f"{emad_evidence.name}, batch {batch}")

@@ -1,0 +1,63 @@
+"""Counted savings of a known size, and items of which pruning loses a known part of the score."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from emad_ref.evidence.exits.costs import Costs, saving
+from emad_ref.questions.early_exit_flops import Pruned, Unexited
+from emad_ref.questions.ee_1 import Found
+from emad_ref.verdict.claims import Verdict
+from tests.questions.simulated_exits import leg_by_name, scores
+from tests.questions.simulation import Case
+
+FULL_HEAD, BLOCKS, ENCODER = 2e6, 5e6, 3e6  # FLOPs per item
+
+
+def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float) -> Pruned:
+    """Confidence ``fewer`` times as cheap, blocks and encoder as before."""
+    before, after = Costs(FULL_HEAD, BLOCKS, ENCODER), Costs(FULL_HEAD / fewer, BLOCKS, ENCODER)
+    ours, theirs = scores(rng, -lost)
+    return Pruned(where, saving(before, after), theirs, ours)
+
+
+def never(fewer: float, name: str = "simulated") -> tuple[Unexited, ...]:
+    return (Unexited(f"{name}, j=2", saving(Costs(FULL_HEAD, BLOCKS, 0.0), Costs(FULL_HEAD / fewer, BLOCKS, 0.0))),)
+
+
+def found(fewer: float, *lost: float):
+    """One task per loss; the token that never exits saves as much."""
+
+    def draw(rng: np.random.Generator) -> Found:
+        each = tuple(pruned(rng, f"task {i}", fewer, loss) for i, loss in enumerate(lost))
+        return Found(never(fewer), never(7.4, "papers"), each)
+
+    return draw
+
+
+def geometry_alone(fewer: float):
+    return lambda rng: Found(never(fewer), never(7.4, "papers"))
+
+
+def blames_the_count(verdict: Verdict) -> None:
+    assert verdict.estimate == 40.0
+    assert verdict.legs[0].outcome == "falsified"
+    assert leg_by_name(verdict)["task 0: all FLOPs, encoder included"].estimate == 10e6 / (8e6 + FULL_HEAD / 40)
+
+
+def blames_the_score(verdict: Verdict) -> None:
+    assert "task 1: score" in verdict.reason
+
+
+def items_decide(verdict: Verdict) -> None:
+    assert leg_by_name(verdict)["simulated, j=2: confidence FLOPs"].outcome == "measured"
+
+
+CASES = [
+    Case("two hundred times fewer, nothing lost", "holds", found(200.0, 0.0, 0.0), draws=10, check=items_decide),
+    Case("forty times fewer", "fails", found(40.0, 0.0), draws=5, check=blames_the_count),
+    Case("a hundredfold, but 5 points lost on one task", "fails", found(100.0, 0.0, 0.05), 10, check=blames_the_score),
+    Case("2 points lost", "edge", found(200.0, 0.02), draws=100),
+    Case("no items, geometry falls short", "fails", geometry_alone(7.4)),
+    Case("no items, geometry just reaches it", "holds", geometry_alone(100.0)),
+]

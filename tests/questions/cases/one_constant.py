@@ -1,0 +1,40 @@
+"""Rules that differ in one constant: the share of items each loses against the rule put forward is known."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from emad_ref.questions.one_constant import Found, Varied
+from emad_ref.verdict.units import ByItem
+from tests.questions.cases.answered import covers
+
+ACCURACY = 0.5
+
+
+def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
+    """``losses``: value → drop of the expected score; the large model writes a share 1 / value of the tokens."""
+
+    def found(rng: np.random.Generator) -> Found:
+        own = rng.random(items) < ACCURACY
+        varied = {}
+        for value, loss in losses.items():
+            change = rng.random(items) < abs(loss) / (ACCURACY if loss > 0 else 1 - ACCURACY)
+            varied[value] = Varied(ByItem(own & ~change if loss > 0 else own | change), 1 / value)
+        return Found("task", symbol, ByItem(own), varied)
+
+    return found
+
+
+def says(symbol: str, losses: Mapping[int, float]):
+    def check(verdict) -> None:
+        legs = iter(verdict.legs)
+        for value, loss in losses.items():
+            lost, share = next(legs), next(legs)
+            assert lost.name == f"task, {symbol} = {value}: score lost"
+            covers(lost, loss)
+            assert (share.estimate, share.interval) == (1 / value, None)
+        assert next(legs, None) is None
+
+    return check

@@ -1,0 +1,57 @@
+"""How a question is asked: refusals, Holm's company, the register's modules."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Unsupported
+from emad_ref.questions.asking import Answer, Asked, Question, ask
+from emad_ref.questions.register import module_of, question_of
+from emad_ref.verdict.claims import load_register
+
+CLAIM = load_register()["EMAD-E5"]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Evidence that says what any evidence says."""
+
+    name: str = "simulated"
+    corpus: str = "made up"
+    fingerprint: str = "abc"
+
+
+def asked() -> Asked:
+    return Asked(CLAIM, "simulated", np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(("said", "reason"), [("only lowers depth", "only lowers depth"), ("", "does not support")])
+def test_what_a_decoder_declines_is_not_applicable(said: str, reason: str) -> None:
+    def answer(evidence: Simulated, asked: Asked) -> Answer:
+        raise Unsupported(said)
+
+    found = ask(Question("EMAD-E5", "model", answer), Simulated(), asked())
+    assert found.verdict.verdict == "not applicable"
+    assert reason in found.verdict.reason
+    assert (found.corpus, found.fingerprint) == ("made up", "abc")
+
+
+def test_other_errors_are_not_swallowed() -> None:
+    def answer(evidence: Simulated, asked: Asked) -> Answer:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        ask(Question("EMAD-E5", "model", answer), Simulated(), asked())
+
+
+def test_ids_are_module_names() -> None:
+    assert module_of("EMAD-F1-literal") == "emad_ref.questions.emad_f1_literal"
+
+
+def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:
+    with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*CONTRIBUTING"):
+        question_of("EMAD-X9")

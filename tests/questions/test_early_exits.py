@@ -1,0 +1,179 @@
+"""What all claims about early exits do alike: their premise, the corpus of their verdict, and notes on the items."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import RunStopped
+from emad_ref.evidence.exhibits import Table
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import Study
+from emad_ref.models.loading import Loaded, load
+from emad_ref.protocol import Unsupported
+from emad_ref.questions import ee_1, ee_3, ee_4, ee_7, ee_8, ee_9, ee_13, ee_15
+from emad_ref.questions.asking import Answer
+from emad_ref.questions.early_exits import on_items, premise
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.legs import counted, row
+from tests.questions.simulation import asked
+from tests.unit.tasks.test_datasets import write
+
+PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
+QUESTIONS = [{"id": "1", "question": "What did Ada put?", "answers": [{"text": "the tea", "answer_start": 8}]}]
+SQUAD = {"version": "1.1", "data": [{"title": "Tea", "paragraphs": [{"context": PASSAGE, "qas": QUESTIONS}]}]}
+SAMSUM = [{"id": "1", "dialogue": "Ada: Tea, two cups?\nBob: Yes.", "summary": "Bob wants two cups of tea."}]
+DECIDED = {"EE-1": ee_1, "EE-3": ee_3, "EE-7": ee_7, "EE-9": ee_9, "EE-13": ee_13, "EE-15": ee_15}
+ROWS = Table("rows", [{"one": 1}])
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Loaded:
+    return load("emad-t5-tiny-tuned")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
+    write(tmp_path / "samsum/val.json", SAMSUM)
+    return tmp_path
+
+
+@pytest.fixture
+def made(bundled: Loaded):
+    """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
+
+    def make(data: Path | None = None, **facts: Any) -> Evidence:
+        return Evidence(replace(bundled, **{"bundled": False, **facts}), Study(data=data), Host())
+
+    return make
+
+
+def ee(claim: str):
+    return asked(claim, np.random.default_rng(0))
+
+
+def answered(run: Evidence) -> Answer:
+    """An answer without decoding: one measured leg."""
+
+    def verdict() -> Verdict:
+        return row(ee("EE-3").claim, run.name, [counted("one", 1.0, 1, "blocks")])
+
+    return on_items(run, ee("EE-3"), verdict, lambda: (ROWS,))
+
+
+def test_a_verdict_is_kept_under_the_corpus_that_it_was_decided_on(made, data: Path) -> None:
+    answer = answered(made(data))
+    assert (answer.verdict.verdict, answer.corpus, len(answer.exhibits.notes)) == ("measured", "squad+samsum", 2)
+    assert answer.exhibits.tables == (ROWS,)
+    worlds = answered(made(bundled=True))
+    assert (worlds.corpus, worlds.exhibits.notes) == ("world:pairs", ())
+    (data / "squad/dev-v1.1.json").unlink()
+    assert answered(made(data)).corpus == "samsum"
+
+
+def test_what_was_not_asked_never_stands_for_a_verdict_on_files(made, data: Path) -> None:
+    for run, outcome in (
+        (made(), "unmeasured"),
+        (made(data, trained=False), "not applicable"),
+        (made(data, tokenizer=None), "unmeasured"),
+    ):
+        answer = answered(run)
+        assert answer.verdict == premise(run, ee("EE-3"))
+        assert (answer.verdict.verdict, answer.corpus) == (outcome, "random tokens")
+        assert (answer.exhibits.notes, answer.exhibits.tables) == ((), ())
+        assert answer.fingerprint == run.fingerprint
+
+
+def test_a_decoder_that_declines_leaves_what_is_known_of_the_items(made, data: Path) -> None:
+    def declined() -> Verdict:
+        raise Unsupported("no such rule here")
+
+    answer = on_items(made(data), ee("EE-3"), declined)
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no such rule here")
+    assert len(answer.exhibits.notes) == 2
+
+
+def test_a_file_that_does_not_fit_ends_the_run_before_anything_is_decoded(made, data: Path) -> None:
+    write(data / "samsum/val.json", [{"id": "1", "dialogue": " ", "summary": "Nothing."}])
+    with pytest.raises(RunStopped, match=r"val\.json, \[0\]: dialogue"):
+        on_items(made(data), ee("EE-3"), lambda: pytest.fail("decoded"))
+
+
+@pytest.mark.parametrize(("question", "claim", "outcome"), [(ee_1, "EE-1", "falsified"), (ee_4, "EE-4", "measured")])
+def test_arithmetic_stands_beside_what_is_unmeasured_and_alone_where_scores_say_nothing(
+    made, data: Path, question, claim: str, outcome: str
+) -> None:
+    without_files, random = (question.answer(run, ee(claim)) for run in (made(), made(data, trained=False)))
+    *arithmetic, items = without_files.verdict.legs
+    assert (items.name, items.outcome) == ("items", "unmeasured")
+    assert "no SQuAD/SamSum files" in items.reason
+    assert random.verdict.legs == tuple(arithmetic)
+    assert random.verdict.verdict == outcome
+    assert without_files.corpus == random.corpus == "random tokens"
+    own = {leg.name: leg.outcome for leg in arithmetic if leg.name.endswith("confidence FLOPs")}
+    assert len(own) == 8, "two parts at two minimum layers, of this model and of the paper's"
+
+
+def test_a_decoder_only_model_is_told_so_and_not_counted() -> None:
+    run = Evidence(load("emad-nano"), Study(), Host())
+    for question, claim in ((ee_1, "EE-1"), (ee_4, "EE-4"), (ee_13, "EE-13")):
+        answer = question.answer(run, ee(claim))
+        assert (answer.verdict.verdict, answer.verdict.legs) == ("not applicable", ())
+        assert "a decoder-only model" in answer.verdict.reason
+    arithmetic = ee_8.answer(run, ee("EE-8"))
+    assert "the formula is decided where" in arithmetic.verdict.reason
+    assert (arithmetic.corpus, arithmetic.fingerprint) == ("", "")
+
+
+def test_tuning_needs_both_models(made, data: Path) -> None:
+    answer = ee_13.answer(made(data, name="my-t5"), ee("EE-13"))
+    assert answer.verdict.verdict == "not applicable"
+    assert "one model before and after tuning" in answer.verdict.reason
+    assert answer.corpus == "squad+samsum"
+
+
+def test_the_papers_formula_needs_no_items(made) -> None:
+    answer = ee_8.answer(made(), ee("EE-8"))
+    assert (answer.verdict.verdict, answer.corpus) == ("falsified", "")
+    bounds = [leg.estimate for leg in answer.verdict.legs if "bound" in leg.name]
+    assert bounds == pytest.approx([12.0, 24 / 7, 24 / 19])
+
+
+def survives(claim: str) -> Any:
+    """The first simulated case of ``claim``, which holds."""
+    case = import_module(f"tests.questions.cases.{claim.lower().replace('-', '_')}").CASES[0]
+    assert case.truth == "holds"
+    return case.found(np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
+    found, decide = survives(claim), DECIDED[claim].decide
+    assert decide(found, ee(claim)).verdict == "survived"
+    verdict = decide(replace(found, missing={"samsum": "no file"}), ee(claim))
+    assert verdict.verdict == "inconclusive"
+    (leg,) = [leg for leg in verdict.legs if leg.name == "samsum"]
+    assert (leg.outcome, leg.reason) == ("unmeasured", "no file")
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> None:
+    more = replace(ee(claim).claim, minimum={"items": 1000})
+    verdict = DECIDED[claim].decide(survives(claim), replace(ee(claim), claim=more))
+    assert verdict.verdict == "inconclusive"
+    assert any("at least 1000 are needed" in leg.reason for leg in verdict.legs)
+
+
+@pytest.mark.parametrize("claim", DECIDED)
+def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
+    """Beside so many no p-value of these legs is small enough."""
+    alone = DECIDED[claim].decide(survives(claim), ee(claim))
+    crowd = DECIDED[claim].decide(survives(claim), replace(ee(claim), other_legs=10**12))
+    assert (alone.verdict, crowd.verdict) == ("survived", "inconclusive")

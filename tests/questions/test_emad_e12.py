@@ -1,0 +1,102 @@
+"""EMAD-E12: windows of one document are one document, and a forced depth is held against the copy's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import TokenSequence, joined, trace_stepwise
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import Study
+from emad_ref.models.loading import Loaded, load
+from emad_ref.models.quantised import int8_copy
+from emad_ref.point import full_depth
+from emad_ref.policy.thresholds import fixed_entropy
+from emad_ref.protocol import Unsupported
+from emad_ref.questions import emad_e12
+from emad_ref.questions.asking import Asked, ask
+from emad_ref.questions.emad_e12 import FED, QUESTION, Found, Rise, decide, invariant_differences, rise_of
+from emad_ref.sweep.losses import loss_table
+from emad_ref.verdict.claims import Leg, load_register
+from emad_ref.verdict.units import ByDocument, DocumentOf
+
+CLAIM = load_register()["EMAD-E12"]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+def asked() -> Asked:
+    return Asked(CLAIM, "m", np.random.default_rng(5))
+
+
+def perplexity_leg(document: DocumentOf, rates: np.ndarray, tokens: np.ndarray) -> Leg:
+    """Of windows whose NLL rises by ``rates`` nats per token, cut from the documents of these numbers."""
+    columns = (rates * tokens, np.zeros(len(rates)), tokens)
+    rise = Rise("p", 0.5, *(ByDocument.summed(column, document) for column in columns))
+    return decide(Found(np.zeros(FED), 1e-4, rise), asked()).legs[-1]
+
+
+def test_windows_of_one_document_are_not_resampled_on_their_own():
+    """Forty documents, four alike windows of each: as 160 documents the row would survive, as 40 it is open."""
+    source = np.random.default_rng(1)
+    rates, tokens = np.repeat(source.normal(0.0, 0.04, 40), 4), np.full(160, 100)
+    of_documents = perplexity_leg(DocumentOf(np.repeat(np.arange(40), 4)), rates, tokens)
+    as_if_independent = perplexity_leg(DocumentOf(np.arange(160)), rates, tokens)
+    assert (of_documents.n, as_if_independent.n) == (40, 160)
+    assert of_documents.estimate == pytest.approx(as_if_independent.estimate)
+    assert (of_documents.outcome, as_if_independent.outcome) == ("inconclusive", "survived")
+
+
+def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(nano: Loaded):
+    """Three windows of two documents on a real copy: sums over all tokens stay, entries are documents."""
+    int8, source = int8_copy(nano), np.random.default_rng(3)
+    cut = [(9, 0), (5, 0), (7, 1)]
+    texts = [
+        TokenSequence(source.integers(0, nano.stepper.vocabulary, length), document=number) for length, number in cut
+    ]
+    trace = joined([trace_stepwise(int8.stepper, text) for text in texts])
+    loss, full = loss_table(trace, int8.geometry, [fixed_entropy(4, (1,), 1e9), full_depth(4)])
+    rise = rise_of(texts, trace, loss, full)
+    assert rise.tokens.values.tolist() == [8 + 4, 6]
+    assert rise.nll_nats.values.tolist() == [loss.nll_nats[0] + loss.nll_nats[1], loss.nll_nats[2]]
+    assert rise.full_nll_nats.values.sum() == pytest.approx(full.nll_nats.sum())
+    assert rise.net_reduction == loss.net_reduction > 0.15
+
+
+def test_forced_depths_are_held_against_the_copys_own_readouts(nano: Loaded):
+    evidence = Evidence(nano, Study(corpus="self"), Host())
+    differences = invariant_differences(evidence, int8_copy(nano))
+    assert differences.shape == (FED,)
+    assert 0 <= differences.max() <= evidence.subject.tolerance
+    against_the_original = invariant_differences(evidence, nano)
+    assert against_the_original.max() <= evidence.subject.tolerance
+
+
+def test_a_decoder_that_declines_is_heard(nano: Loaded):
+    def declines(request: object) -> None:
+        raise Unsupported("no depth from outside")
+
+    evidence = Evidence(nano, Study(corpus="self"), Host(make_decoder=declines))
+    with pytest.raises(Unsupported, match="no depth from outside"):
+        invariant_differences(evidence, int8_copy(nano))
+
+
+def test_random_weights_have_no_quality_to_keep():
+    verdict = ask(QUESTION, Evidence(load("random:emad-nano"), Study(), Host()), asked()).verdict
+    assert verdict.verdict == "not applicable"
+    assert "random weights" in verdict.reason
+
+
+def test_without_an_int8_copy_it_is_unmeasured(nano: Loaded, monkeypatch: pytest.MonkeyPatch):
+    def no_kernel(loaded: Loaded) -> Loaded:
+        raise BadArgument("model", loaded.name, "blocks made of nn.Linear")
+
+    monkeypatch.setattr(emad_e12, "int8_copy", no_kernel)
+    verdict = ask(QUESTION, Evidence(nano, Study(corpus="self"), Host()), asked()).verdict
+    assert verdict.verdict == "unmeasured"
+    assert "blocks made of nn.Linear" in verdict.reason

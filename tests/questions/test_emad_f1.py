@@ -1,0 +1,267 @@
+"""EMAD-F1 and its literal reading beyond right and wrong: premises, minimum n, Holm, reasons, what is gathered."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.points import PointEvidence
+from emad_ref.point import full_depth
+from emad_ref.questions import emad_f1, emad_f1_literal
+from emad_ref.questions.asking import Asked
+from emad_ref.questions.quality import Found, perplexity_leg
+from emad_ref.verdict.claims import Verdict, load_register
+from emad_ref.verdict.units import ByDocument, ByItem
+
+REGISTER = load_register()
+F1 = REGISTER["EMAD-F1"]
+
+
+def corpus(rise: float, n: int = 40, spread: float = 0.002, seed: int = 1):
+    """Documents whose perplexity rises by ``rise`` on average."""
+    source = np.random.default_rng(seed)
+    tokens = source.integers(100, 300, n)
+    reference = 2.0 * tokens
+    candidate = reference + tokens * (math.log1p(rise) + spread * source.standard_normal(n))
+    return ByDocument(candidate), ByDocument(reference), ByDocument(tokens)
+
+
+def task(lost: int, n: int = 1000):
+    reference, candidate = np.ones(n, bool), np.ones(n, bool)
+    candidate[:lost] = False
+    return ByItem(reference), ByItem(candidate)
+
+
+def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=40, spread=0.002, items=1000) -> PointEvidence:
+    tasks = {f"task{i}": task(k, items) for i, k in enumerate(lost)}
+    return PointEvidence(name, saves, {"world": corpus(rise, n, spread)}, tasks)
+
+
+def f1(*points: PointEvidence, claim=F1, other_legs=0, unmeasured=None, decide=emad_f1.decide) -> Verdict:
+    asked = Asked(claim, "m", np.random.default_rng(5), other_legs)
+    verdict = decide(Found(points, unmeasured or {}), asked)
+    assert Verdict.from_json(json.loads(json.dumps(verdict.to_json()))) == verdict
+    return verdict
+
+
+def outcomes(verdict: Verdict) -> dict[str, str]:
+    return {leg.name: leg.outcome for leg in verdict.legs}
+
+
+# --- what is judged -----------------------------------------------------------------------------------------------
+
+
+def test_it_survives_where_every_leg_is_shown_to_hold():
+    verdict = f1(point())
+    assert verdict.verdict == "survived"
+    assert verdict.gate
+    assert verdict.model == "m"
+    assert outcomes(verdict)["p: perplexity on world"] == "survived"
+    assert outcomes(verdict)["p: accuracy on two or more tasks"] == "survived"
+    assert outcomes(verdict)["p: task0"] == "measured"
+
+
+def test_perplexity_alone_falsifies():
+    verdict = f1(point(rise=0.03))
+    assert verdict.verdict == "falsified"
+    assert verdict.threshold == 0.01
+    assert verdict.unit == "relative rise"
+    assert verdict.estimate == pytest.approx(0.03, abs=0.002)
+    assert verdict.interval[0] > 0.01
+
+
+def test_two_tasks_falsify_but_not_one():
+    two = f1(point(lost=(60, 60, 0)))
+    assert two.verdict == "falsified"
+    assert two.unit == "accuracy drop"
+    assert two.estimate == pytest.approx(0.06)
+    assert f1(point(lost=(60, 0, 0))).verdict == "survived"
+
+
+def test_a_bad_task_leaves_the_row_open_while_another_is_unproven():
+    """One task may fall; the second is neither shown to fall nor to hold."""
+    verdict = f1(point(lost=(60, 10, 0)))
+    assert verdict.verdict == "inconclusive"
+    reasons = {leg.name: leg.reason for leg in verdict.legs}
+    assert "task1, the second-worst" in reasons["p: accuracy on two or more tasks"]
+
+
+def test_any_falsified_point_falsifies():
+    verdict = f1(point(name="good"), point(rise=0.05, name="bad"))
+    assert verdict.verdict == "falsified"
+    assert "bad" in verdict.reason
+    assert "1 of 4 legs" in verdict.reason
+
+
+def test_points_below_fifteen_per_cent_are_listed_but_not_judged():
+    verdict = f1(point(name="good"), point(rise=0.5, saves=0.149, name="idle"))
+    assert verdict.verdict == "survived"
+    assert outcomes(verdict)["idle: reduction"] == "not applicable"
+    assert f1(point(rise=0.5, saves=0.15)).verdict == "falsified"
+
+
+@pytest.mark.parametrize("points", [[], [point(saves=0.1)], [point(saves=-0.2), point(saves=0.149)]])
+def test_without_a_point_that_saves_enough_it_is_not_applicable_never_survived(points):
+    verdict = f1(*points)
+    assert verdict.verdict == "not applicable"
+    assert verdict.reason
+    assert verdict.estimate is None
+    assert verdict.n == 0
+
+
+@pytest.mark.parametrize("saves", [math.nan, 1.5, math.inf])
+def test_a_reduction_that_is_no_share_is_refused(saves):
+    with pytest.raises(BadArgument, match="net_reduction"):
+        f1(point(saves=saves))
+
+
+# --- what decides nothing -----------------------------------------------------------------------------------------
+
+
+def test_a_point_estimate_inside_with_a_crossing_interval_is_inconclusive():
+    verdict = f1(point(rise=0.008, spread=0.02))
+    assert verdict.verdict == "inconclusive"
+    assert verdict.estimate < 0.01 < verdict.interval[1]
+    assert "documents would decide it" in verdict.reason
+
+
+@pytest.mark.parametrize("rise", [0.0, 0.05])
+def test_below_the_minimum_of_documents_the_number_needed_is_named(rise):
+    verdict = f1(point(rise=rise, n=29))
+    assert verdict.verdict == "inconclusive"
+    assert "29 documents, at least 30 are needed" in verdict.reason
+    assert f1(point(rise=rise, n=30)).verdict == ("falsified" if rise else "survived")
+
+
+def test_a_task_below_the_minimum_of_items_shows_nothing():
+    """99 items, 90 of them lost: below the minimum even that is no evidence."""
+    verdict = f1(point(lost=(90, 90), items=99))
+    assert verdict.verdict == "inconclusive"
+    assert "99 items, at least 100 are needed" in verdict.reason
+    assert f1(point(lost=(90, 90), items=100)).verdict == "falsified"
+
+
+@pytest.mark.parametrize("lost", [(), (0,), (500,)])
+def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
+    verdict = f1(point(lost=lost))
+    assert verdict.verdict == "inconclusive"
+    assert outcomes(verdict)["p: accuracy on two or more tasks"] == "unmeasured"
+    assert f1(point(rise=0.05, lost=lost)).verdict == "falsified"
+
+
+def test_tasks_that_full_depth_does_not_solve_prove_nothing():
+    good = point()
+    wrong, coin = ByItem(np.zeros(1000, dtype=bool)), ByItem(np.arange(1000) % 2 == 0)
+    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], (wrong, wrong)))
+    verdict = f1(poor)
+    assert verdict.verdict == "inconclusive"
+    assert "solves 1 of 3 tasks" in " ".join(leg.reason for leg in verdict.legs)
+    guessed = {"a": (coin, coin), "b": (coin, coin)}
+    assert f1(replace(good, tasks=guessed)).verdict == "survived"
+    assert f1(replace(good, tasks=guessed, chance={"a": 0.5})).verdict == "inconclusive"
+
+
+def test_without_a_corpus_it_cannot_survive():
+    bare = replace(point(), perplexity={})
+    verdict = f1(bare)
+    assert verdict.verdict == "inconclusive"
+    assert outcomes(verdict)["p: perplexity"] == "unmeasured"
+
+
+def test_lossless_exits_survive_exactly():
+    tokens = ByDocument(np.full(40, 100))
+    nll = ByDocument(2.0 * tokens.values)
+    verdict = f1(PointEvidence("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
+    assert verdict.verdict == "survived"
+    assert verdict.legs[0].interval == (0.0, 0.0)
+
+
+def test_an_unmeasured_task_is_a_leg_that_keeps_the_row_from_surviving():
+    told = f1(point(), unmeasured={"humaneval": "it runs generated programs"})
+    assert told.verdict == "inconclusive"
+    assert told.legs[:-1] == f1(point()).legs
+    assert (told.legs[-1].name, told.legs[-1].outcome) == ("task humaneval", "unmeasured")
+    assert told.legs[-1].reason == "it runs generated programs"
+    idle = f1(point(saves=0.1), unmeasured={"humaneval": "it runs generated programs"})
+    assert (idle.verdict, len(idle.legs)) == ("not applicable", 1)
+    assert f1(point(rise=0.05), unmeasured={"humaneval": "it runs generated programs"}).verdict == "falsified"
+
+
+# --- Holm, thresholds, the literal reading ------------------------------------------------------------------------
+
+
+def test_holm_makes_a_marginal_leg_inconclusive_among_many():
+    marginal = next(
+        candidate
+        for seed in range(200)
+        if 0.01
+        < (
+            leg := f1(candidate := replace(point(), perplexity={"world": corpus(0.016, 40, 0.02, seed)})).legs[0]
+        ).p_falsify
+        < 0.025
+        and leg.outcome == "falsified"
+    )
+    verdict = f1(marginal, other_legs=20)
+    assert verdict.legs[0].outcome == "inconclusive"
+    assert "Holm over 22 legs" in verdict.legs[0].reason
+
+
+def test_gating_legs_decided_elsewhere_make_a_marginal_leg_inconclusive():
+    assert f1(point(0.0089)).verdict == "survived"
+    crowded = f1(point(0.0089), other_legs=60)
+    assert crowded.verdict == "inconclusive"
+    assert "after Holm over 62" in " ".join(leg.reason for leg in crowded.legs)
+
+
+def test_it_can_falsify_even_where_holm_asks_for_very_small_p_values():
+    """Thousands of legs ask for p below 1/10,000: the number of bootstrap samples must follow."""
+    assert f1(point(rise=0.05), other_legs=3000).verdict == "falsified"
+
+
+def test_the_registers_thresholds_are_followed():
+    strict = replace(F1, thresholds=F1.thresholds | {"perplexity_rise": 0.0001})
+    assert f1(point(rise=0.005)).verdict == "survived"
+    assert f1(point(rise=0.005), claim=strict).verdict == "falsified"
+    eager = replace(F1, thresholds=F1.thresholds | {"flop_reduction": 0.5})
+    assert f1(point(rise=0.5), claim=eager).verdict == "not applicable"
+
+
+def test_the_literal_reading_does_not_gate_and_lists_only_the_worst():
+    sweep = [point(rise=0.0, name=f"p{i}") for i in range(12)] + [point(rise=0.05, name="worst")]
+    verdict = f1(*sweep, claim=REGISTER["EMAD-F1-literal"], decide=emad_f1_literal.decide)
+    assert not verdict.gate
+    assert verdict.verdict == "falsified"
+    assert len(verdict.legs) == 20
+    assert verdict.legs[0].name == "worst: perplexity on world"
+    assert verdict.n == 26
+    assert "worst 20 of 65 legs" in verdict.reason
+
+
+# --- what is gathered ---------------------------------------------------------------------------------------------
+
+
+def test_the_runs_corpus_and_perplexity_tasks_are_judged_together():
+    own, other = corpus(0.0), corpus(0.02)
+    held = PointEvidence("p", 0.5, {"self": own}, point().tasks)
+    asked = []
+
+    def corpora(at):
+        asked.append(at)
+        return {"lm-eval's wikitext": other}
+
+    evidence = SimpleNamespace(
+        points=SimpleNamespace(at=lambda loss: held),
+        scored=SimpleNamespace(published=SimpleNamespace(corpora=corpora)),
+    )
+    judged = emad_f1.at(evidence, SimpleNamespace(point=full_depth(4)))
+    assert list(judged.perplexity) == ["self", "lm-eval's wikitext"]
+    assert judged.perplexity["self"] is own
+    assert judged.tasks is held.tasks
+    assert asked == [full_depth(4)]
+    assert outcomes(f1(judged))[perplexity_leg("p", "lm-eval's wikitext")] == "falsified"

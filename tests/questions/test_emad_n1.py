@@ -1,0 +1,116 @@
+"""EMAD-N1: readings of a counter become a verdict; which device is asked, and what is said where there is none."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import Study
+from emad_ref.meters.energy import Energies, Unmeasured
+from emad_ref.models.loading import load
+from emad_ref.questions import emad_n1
+from emad_ref.questions.asking import Asked, ask
+from emad_ref.questions.emad_n1 import QUESTION, decide, device_uuid, energy_counter, found_of, measured
+from emad_ref.verdict.claims import load_register
+from tests.unit.test_energy import Board
+
+CLAIM = load_register()["EMAD-N1"]
+
+
+def asked(other_legs: int = 0) -> Asked:
+    return Asked(CLAIM, "m", np.random.default_rng(0), other_legs)
+
+
+def energies(ratio: float, pairs: int = 30, **told) -> Energies:
+    """Joules as a device gave them, ``ratio`` times as many under the point as at full depth."""
+    noise = np.exp(0.02 * np.random.default_rng(1).standard_normal(pairs))
+    joules = {"full": np.full(pairs, 300.0), "adaptive": 300.0 * ratio * noise}
+    tokens = {arm: np.full(pairs, 100) for arm in joules}
+    said = {"source": "energy counter", "device": "Board", "spoiled": (), "caveats": ()} | told
+    return Energies(joules, joules, tokens, ("full",) * pairs, **said)
+
+
+def test_replayed_readings_drive_the_verdict():
+    verdict = decide(found_of({1: energies(0.8), 4: energies(0.9)}), asked())
+    assert verdict.verdict == "survived"
+    assert [leg.name for leg in verdict.legs] == ["batch 1", "batch 4"]
+    assert verdict.legs[0].estimate == pytest.approx(0.8, rel=0.02)
+    assert (verdict.unit, verdict.threshold, verdict.n) == (CLAIM.unit, 1.0, 30)
+    assert decide(found_of({1: energies(1.2)}), asked()).verdict == "falsified"
+
+
+def test_as_many_pairs_as_a_smoke_run_has_decide_nothing_and_say_so():
+    verdict = decide(found_of({1: energies(0.5, pairs=emad_n1.SMOKE_PAIRS)}), asked())
+    assert verdict.verdict == "inconclusive"
+    assert "6 pairs, at least 30 are needed" in verdict.reason
+
+
+def test_one_batch_size_that_cannot_be_read_leaves_no_number():
+    verdict = decide(found_of({1: energies(0.8), 4: Unmeasured("the device was lost")}), asked())
+    assert (verdict.verdict, verdict.reason, verdict.estimate) == ("unmeasured", "the device was lost", None)
+
+
+def test_the_note_says_which_instrument_and_what_was_spoiled():
+    said = emad_n1.described(energies(0.8, spoiled=("throttled",), caveats=("sharing cannot be ruled out",)))
+    assert said == "energy counter; sharing cannot be ruled out; 1 windows spoiled"
+
+
+def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
+    evidence = Evidence(load("emad-nano"), Study(corpus="self"), Host())
+    monkeypatch.setattr(Evidence, "stopwatch", property(lambda self: pytest.fail("timed")))
+    answer = ask(QUESTION, evidence, asked())
+    assert answer.verdict.verdict == "unmeasured"
+    assert answer.verdict.reason == "no NVML device: the decoder runs on no GPU"
+    assert answer.exhibits.notes == ()
+
+
+def test_a_model_on_two_devices_has_no_counter():
+    places = [torch.device("cpu"), torch.device("meta")]
+    with energy_counter(SimpleNamespace(device=places[0], places=places)) as counter:
+        assert counter == Unmeasured("the model lies on 2 devices, and a counter sees one of them")
+    assert device_uuid(places[0]) is None
+
+
+def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: pytest.MonkeyPatch):
+    """A board whose clock turns with every token generated: decoders really decode, the counter is replayed."""
+    evidence = Evidence(load("emad-nano"), Study(corpus="self"), Host())
+    evidence.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    board = Board()
+    asked_of: list[tuple[int, int]] = []
+
+    class Counted:
+        """Stands where the decoder stands, and makes the board spend what its tokens cost."""
+
+        def __init__(self, decoder):
+            self._decoder = decoder
+
+        def __getattr__(self, name):
+            return getattr(self._decoder, name)
+
+        def generate(self, prompts, new, stop):
+            asked_of.append((len(prompts), new))
+            board.spend(6.0, 300.0)
+            return self._decoder.generate(prompts, new, stop)
+
+    make = evidence.host.make_decoder
+    counted = Evidence(evidence.loaded, evidence.study, Host(make_decoder=lambda request: Counted(make(request))))
+    counted.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    real = emad_n1.paired
+    monkeypatch.setattr(emad_n1, "paired", lambda *a, **k: real(*a, **k, clock=board.clock))
+    found = measured(counted, board)
+    assert list(found) == [1, 4]
+    for rows, each in found.items():
+        assert isinstance(each, Energies)
+        assert each.tokens["full"].tolist() == [4 * rows] * emad_n1.SMOKE_PAIRS
+        assert each.joules["adaptive"].tolist() == [1800.0] * emad_n1.SMOKE_PAIRS
+    assert set(asked_of) == {(1, 4), (4, 4)}
+
+
+def test_nothing_is_tried_after_the_first_batch_size_that_cannot_be_measured():
+    evidence = SimpleNamespace(study=Study())
+    assert measured(evidence, Unmeasured("no driver")) == {1: Unmeasured("no driver")}

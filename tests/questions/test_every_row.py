@@ -1,0 +1,54 @@
+"""Every row of the register has a question, and every question is decided on simulated data whose truth is known."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from types import ModuleType
+
+import pytest
+
+from emad_ref.evidence.study import Study
+from emad_ref.questions.register import module_of, question_of
+from emad_ref.verdict.claims import load_register
+from tests.questions.simulation import Case, Truth, hold
+
+REGISTER = load_register()
+BOTH_WAYS: set[Truth] = {"holds", "fails"}
+LAYERS = 12  # of the model for which statistical legs are counted
+
+
+def cases_of(claim: str) -> ModuleType:
+    return import_module(f"tests.questions.cases.{module_of(claim).rpartition('.')[2]}")
+
+
+def simulated() -> list[object]:
+    """One parameter per case; a claim without its module is left to the test that names it."""
+    found = []
+    for claim in REGISTER:
+        try:
+            module = cases_of(claim)
+        except ModuleNotFoundError:
+            continue
+        found += [pytest.param(claim, case, id=f"{claim}: {case.name}") for case in module.CASES]
+    return found
+
+
+@pytest.mark.parametrize("claim", REGISTER)
+def test_the_row_has_a_question_and_a_simulation(claim: str) -> None:
+    question, module = question_of(claim), import_module(module_of(claim))
+    assert question.claim == claim
+    assert module.__doc__
+    assert inspect.signature(module.answer).return_annotation == "Answer"
+    truths = {case.truth for case in cases_of(claim).CASES}
+    if REGISTER[claim].kind == "report":
+        assert "value" in truths or truths >= BOTH_WAYS, f"only {sorted(truths)}"
+        return
+    # without a statistical leg there is no error to make at the threshold: integers and bounds of rounding
+    edge: set[Truth] = {"edge"} if question.legs(Study(), LAYERS) else set()
+    assert truths >= BOTH_WAYS | edge, f"only {sorted(truths)}"
+
+
+@pytest.mark.parametrize(("claim", "case"), simulated())
+def test_the_verdict_is_what_the_truth_allows(claim: str, case: Case) -> None:
+    hold(claim, import_module(module_of(claim)).decide, case)

@@ -1,0 +1,95 @@
+"""Rows of identities, asked of a real model through its decoder: EMAD-E2, EMAD-E5, EMAD-E3, EMAD-E13."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.models.loading import Loaded, load
+from emad_ref.questions import emad_e2, emad_e3, emad_e5, emad_e13
+from emad_ref.questions.asking import Answer, Asked, Question, ask
+from emad_ref.verdict.claims import load_register
+from tests.decoders.foreign import ForeignDecoder
+
+REGISTER = load_register()
+STUDY = Study(corpus="self", budget=replace(BUDGETS["smoke"], examples=3))
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+def answered(question: Question[Evidence], loaded: Loaded, host: Host | None = None) -> Answer:
+    evidence = Evidence(loaded, STUDY, host or Host())
+    return ask(question, evidence, Asked(REGISTER[question.claim], evidence.name, np.random.default_rng(0)))
+
+
+def test_logits_at_drawn_depths_are_the_full_models(nano: Loaded):
+    answer = answered(emad_e2.QUESTION, nano)
+    assert answer.verdict.verdict == "survived"
+    assert answer.verdict.n == STUDY.budget.examples * (1 + emad_e2.FED)
+    assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
+
+
+def test_depths_that_rise_are_made_to_fall_and_the_prompt_is_compared_too(nano: Loaded):
+    evidence = Evidence(nano, STUDY, Host())
+    some, same = emad_e2.differences_at(evidence, [4, 2, 3, 1], 7), emad_e2.differences_at(evidence, [4, 2, 2, 1], 7)
+    assert some.shape == (5,)
+    assert some.tolist() == same.tolist()
+
+
+class Gapped(WalkedDecoder):
+    """Says less than it decided: every logit is off by a hundredth."""
+
+    def start(self, prompts):
+        session, step = super().start(prompts)
+        return session, replace(step, logits=step.logits + 0.01)
+
+
+def test_one_wrong_position_falsifies(nano: Loaded):
+    host = Host(make_decoder=lambda request: Gapped(nano.stepper, request.point))
+    answer = answered(emad_e2.QUESTION, nano, host)
+    assert answer.verdict.verdict == "falsified"
+    assert f"{STUDY.budget.examples} of {answer.verdict.n} comparisons" in answer.verdict.reason
+
+
+def test_depth_sequences_may_come_from_elsewhere(nano: Loaded):
+    """As the suite does it: Hypothesis draws, the question decides."""
+    evidence = Evidence(nano, STUDY, Host())
+    given = Asked(REGISTER["EMAD-E2"], "m", np.random.default_rng(0))
+    assert emad_e2.answered(evidence, given, []).verdict.verdict == "unmeasured"
+    drawn = [emad_e2.differences_at(evidence, [1] * emad_e2.FED, 0)]
+    assert emad_e2.answered(evidence, given, drawn).verdict.verdict == "survived"
+
+
+def test_executed_blocks_are_the_sum_of_depths(nano: Loaded):
+    answer = answered(emad_e5.QUESTION, nano)
+    assert answer.verdict.verdict == "survived"
+    assert [leg.estimate for leg in answer.verdict.legs] == [0.0, 0.0]
+    assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 2
+    assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
+
+
+def test_work_that_is_not_counted_cannot_be_compared(nano: Loaded):
+    answer = answered(emad_e5.QUESTION, nano, Host(lambda request: ForeignDecoder(nano.model, request.point)))
+    assert answer.verdict.verdict == "not applicable"
+    assert answer.verdict.reason == "the decoder does not count its work"
+
+
+def test_every_estimator_is_a_leg_on_every_geometry_at_strides_that_leave_a_probe(nano: Loaded):
+    legs = [leg.name for leg in answered(emad_e3.QUESTION, nano).verdict.legs]
+    assert len(legs) == 5 * 2 * len(emad_e3.GEOMETRIES)  # four layers leave no probe at stride 4 or 8
+    assert "llama-7b, full, stride 8" in legs
+    assert emad_e3.decide(emad_e3.Found({}), Asked(REGISTER["EMAD-E3"], "m", np.random.default_rng(0))).reason
+
+
+def test_the_premise_is_the_geometrys(nano: Loaded):
+    said = {True: "survived", False: "falsified"}
+    assert answered(emad_e13.QUESTION, nano).verdict.verdict == said[nano.geometry.tied]

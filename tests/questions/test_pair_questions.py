@@ -1,0 +1,192 @@
+"""What questions about a pair do beside ``decide``: premises, what is counted off records, what they refuse to say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import Refuted
+from emad_ref.decoding.acceptance import Speculated
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.names import PairNames
+from emad_ref.evidence.pair.sizes import Sizes
+from emad_ref.evidence.study import Study
+from emad_ref.models.loading import load
+from emad_ref.protocol import Unsupported
+from emad_ref.questions import ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
+from emad_ref.questions.asking import ask
+from emad_ref.questions.company import Docket
+from emad_ref.questions.register import question_of
+from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.units import ByItem
+from tests.questions.cases.answered import right
+from tests.questions.simulation import asked
+
+ROUTED = ("EAD-H2", "EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
+SPECULATING = ("EMAD-E8", "EMAD-R5")
+FEW = Sizes(compared=2, tried=2, judged=8, calibrate=4, reported=2)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(3)
+
+
+def pair(**holders) -> SimpleNamespace:
+    return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
+
+
+# ------------------------------------------------------------ premises
+
+
+@pytest.mark.parametrize("claim", ROUTED)
+def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
+    useless = pair(rules=SimpleNamespace(premise=lambda: "there is nothing to route"))
+    answer = ask(question_of(claim), useless, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
+    assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
+
+
+@pytest.mark.parametrize("claim", SPECULATING)
+def test_weights_without_quality_are_not_judged(claim) -> None:
+    noise = pair(models=SimpleNamespace(without_quality="random weights"))
+    answer = ask(question_of(claim), noise, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "random weights")
+
+
+@pytest.mark.parametrize("claim", [*ROUTED, *SPECULATING])
+def test_a_decoder_that_declines_makes_the_claim_not_applicable(claim) -> None:
+    def declines() -> str:
+        raise Unsupported("no session")
+
+    class Declining:
+        without_quality = property(lambda self: declines())
+
+    declined = pair(rules=SimpleNamespace(premise=declines), models=Declining())
+    answer = ask(question_of(claim), declined, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "no session")
+
+
+def test_the_headline_is_asked_of_names_alone() -> None:
+    names = PairNames("no such model", "nor this one")
+    answer = ask(ead_h1.QUESTION, names, replace(asked("EAD-H1", rng()), model=names.name))
+    assert (answer.verdict.verdict, answer.verdict.model) == ("survived", "no such model + nor this one")
+    assert (answer.corpus, answer.fingerprint) == ("", "")
+
+
+@pytest.mark.parametrize("claim", ["EAD-H1", *ROUTED, *SPECULATING])
+def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
+    docket, question = Docket(load_register(), Study(), models=5), question_of(claim)
+    assert question.about == ("names" if claim == "EAD-H1" else "pair")
+    assert docket._times(question) == 1
+    assert docket._times(replace(question, about="model")) == 5
+
+
+# ------------------------------------------------------------ rules that no simulation of one truth shows
+
+
+def test_a_score_kept_at_less_than_the_papers_saving_shows_nothing() -> None:
+    alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
+    found = [ead_f1.Routed("task", "llama", ead_f1.Judged("rule", switched, alone, saving)) for saving in (0.41, 0.42)]
+    short, enough = (ead_f1.decide(ead_f1.Found((one,)), asked("EAD-F1", rng())) for one in found)
+    assert enough.verdict == "survived"
+    assert short.verdict == "inconclusive"
+    assert "saves only 41.0% on the judged items" in short.reason
+    lost = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", ByItem(switched.values & False), alone, 0.41))
+    assert ead_f1.decide(ead_f1.Found((lost,)), asked("EAD-F1", rng())).verdict == "falsified", "lost all the more"
+
+
+def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
+    alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
+    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", switched, alone, 0.5))
+    verdict = ead_f1.decide(ead_f1.Found((kept, ead_f1.Routed("task", "qwen", None))), asked("EAD-F1", rng()))
+    assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
+    assert verdict.verdict == "inconclusive"
+
+
+def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_choice() -> None:
+    """The small model is 0. First item: high small wrong, high large, low small right. Second: low small wrong."""
+    run = SimpleNamespace(
+        entropy_bits=[np.array([0.5, 0.9, 0.1]), np.array([0.49])],
+        model=[np.array([0, 1, 0]), np.array([0])],
+    )
+    agrees = [np.array([False, False, True]), np.array([False])]
+    found = ead_a3._found("task", run, agrees, threshold_bits=0.5)
+    columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
+    assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "chosen"),
+    [
+        (0.5, (8, 2.0)),  # the best score of all
+        (0.3, (2, None)),  # as good as with a gate, and exact
+        (0.1, (2, 2.0)),
+        (0.01, None),
+    ],
+)
+def test_of_the_gates_that_leave_the_large_model_as_little_the_best_is_chosen(monkeypatch, allowed, chosen) -> None:
+    tried = {(2, None): (0.3, 0.8), (8, None): (0.4, 0.8), (2, 2.0): (0.1, 0.8), (8, 2.0): (0.5, 0.9)}
+
+    def speculated(task, split, count, *, k, gate_bits, padded):
+        assert (split, padded) == ("validate", True)
+        share, score = tried[k, gate_bits]
+        return SimpleNamespace(large_share=share, score=score)
+
+    monkeypatch.setattr(ead_a4, "_gates_bits", lambda pair, task: [None, 2.0])
+    answering = pair(answers=SimpleNamespace(speculated=speculated), size=FEW)
+    assert ead_a4._chosen(answering, "task", allowed) == chosen
+
+
+def test_gates_keep_no_refused_draft_or_every_one() -> None:
+    runs = tuple(
+        Speculated(None, SimpleNamespace(entropy_bits=np.array(bits)), None, None) for bits in ([0.3, 2.5], [1.0])
+    )
+    answering = pair(answers=SimpleNamespace(speculated=lambda *asked, **more: SimpleNamespace(runs=runs)), size=FEW)
+    none, every = ead_a4._gates_bits(answering, "task")
+    assert none is None
+    assert 2.5 < every < 2.5 + 1e-12, "a gate refuses what reaches it"
+
+
+# ------------------------------------------------------------ E8: the output is the verifier's own
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Pair:
+    names = ("emad-nano", "emad-tiny")
+    made = Pair(*map(load, names), Study(), Host(), names=names, savings=(0.415,), size=FEW)
+    made.rules.__dict__["compared"] = {"inventory": (0.0, 1.0)}
+    return made
+
+
+def test_adaptive_depth_is_timed_only_behind_the_same_output(bundled) -> None:
+    answer = ask(emad_e8.QUESTION, bundled, asked("EMAD-E8", rng()))
+    assert answer.verdict.verdict == "measured"
+    assert answer.verdict.n == FEW.reported
+    assert {leg.estimate for leg in answer.verdict.legs if "verifier's own" in leg.name} == {emad_e8.CHECKED}
+    assert answer.exhibits.notes == (), "no tie on this text"
+
+
+class Lying:
+    """Speculation that changes one token of the last row."""
+
+    def __init__(self, decoder):
+        self._decoder = decoder
+
+    def generate(self, prompts, new, stop):
+        record = self._decoder.generate(prompts, new, stop)
+        emitted = [tokens.copy() for tokens in record.emitted]
+        emitted[-1][2] += 1
+        return replace(record, emitted=emitted)
+
+
+def test_an_untied_difference_cannot_be_missed(bundled, monkeypatch) -> None:
+    """It is no number and no verdict: whoever asks fails, before anything is timed."""
+    own = emad_e8.speculation
+    monkeypatch.setattr(emad_e8, "speculation", lambda draft, verifier: Lying(own(draft, verifier)))
+    monkeypatch.setattr(bundled.timing, "timed", lambda arms, pairs: pytest.fail("timed all the same"))
+    with pytest.raises(Refuted, match=r"row 3, new token 2: .* and no tie excuses it"):
+        ask(emad_e8.QUESTION, bundled, asked("EMAD-E8", rng()))

@@ -1,0 +1,138 @@
+"""EMAD-E4, E7 and E9 asked of a small model: what is resampled, and what a failed bridge takes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.protocol import Unsupported
+from emad_ref.questions import emad_e4, emad_e7
+from emad_ref.questions.asking import Answer, ask
+from emad_ref.questions.company import Docket
+from emad_ref.questions.emad_e4 import Found, Reading
+from emad_ref.questions.register import question_of
+from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.units import DocumentOf
+from tests.questions.simulation import asked
+from tests.small import LAYERS, small_model
+from tests.small_evidence import DOCUMENTS, refuted, small_evidence
+
+PAIRS = 30
+SPEAKS_NOT = "replay does not speak for this decoder: depth 3, not 2"
+REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
+
+
+@pytest.fixture(scope="module")
+def stepper() -> Stepper:
+    return CausalStepper(small_model("gpt_neox"))
+
+
+@pytest.fixture(scope="module")
+def sound(stepper: Stepper) -> Evidence:
+    """Evidence whose decoder replay speaks for: ours."""
+    return small_evidence(stepper)
+
+
+def answered(claim: str, evidence: Evidence) -> Answer:
+    docket = Docket(load_register(), evidence.study)
+    return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
+
+
+# ---------------------------------------------------------------- the unit of EMAD-E4
+
+
+def test_windows_of_one_document_are_no_documents_of_their_own() -> None:
+    """Forty windows of twenty documents: as documents they would falsify, together they are too few."""
+    rng = np.random.default_rng(0)
+    full = rng.standard_normal((40 * 10, 1))
+    readings = [Reading("topk", full + rng.standard_normal(full.shape))]
+    window = np.repeat(np.arange(40), 10)
+    as_windows = emad_e4.decide(Found([2], full, readings, DocumentOf(window)), asked("EMAD-E4", rng))
+    as_documents = emad_e4.decide(Found([2], full, readings, DocumentOf(window // 2)), asked("EMAD-E4", rng))
+    assert (as_windows.verdict, as_windows.n) == ("falsified", 40)
+    assert (as_documents.verdict, as_documents.n) == ("inconclusive", 20)
+    assert as_documents.estimate == as_windows.estimate
+
+
+def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
+    """The text has two windows of every other document."""
+    verdict = answered("EMAD-E4", sound).verdict
+    windows = sound.subject.sequences("evaluate", emad_e4.READ)
+    assert len(windows) > DOCUMENTS
+    assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
+
+
+# ---------------------------------------------------------------- a bridge that failed
+
+
+@pytest.mark.parametrize("claim", REPLAYED)
+def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper: Stepper, claim: str) -> None:
+    verdict = answered(claim, refuted(small_evidence(stepper))).verdict
+    assert (verdict.verdict, verdict.reason) == ("not applicable", SPEAKS_NOT)
+
+
+def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
+    answer = answered("EMAD-E9", sound)
+    assert answer.verdict.verdict != "not applicable"
+    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 3
+    assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopwatch of known seconds: exact repairs take twice as long as full depth, copies half as long."""
+    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5}
+
+    class Known:
+        def __init__(self, points: Any):
+            self.point = points.traces.profile.point(0.0)
+
+        def against_full(self, points: Any) -> Any:
+            noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
+            seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
+            return type("Timings", (), {"seconds": seconds})
+
+    monkeypatch.setattr("emad_ref.evidence.gathered.Stopwatch", Known)
+
+
+@pytest.mark.usefixtures("timed")
+def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_quality(stepper: Stepper) -> None:
+    whole, bare = answered("EMAD-E7", small_evidence(stepper)), answered("EMAD-E7", refuted(small_evidence(stepper)))
+    named = {leg.name: leg for leg in whole.verdict.legs}
+    assert set(named) == {
+        *emad_e7.EXACT, "state copying", *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
+    }  # fmt: skip
+    assert named["state copying: perplexity"].n == emad_e7.DECODED
+    assert whole.exhibits.notes == ()
+    assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert all(leg == named[leg.name] for leg in bare.verdict.legs)
+    assert bare.verdict.verdict == "survived"
+    assert bare.exhibits.notes == (f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",)
+
+
+@pytest.mark.usefixtures("timed")
+def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper) -> None:
+    evidence = small_evidence(stepper)
+    evidence.loaded.trained = False
+    evidence.bridging.__dict__["bridge"] = None  # asking it would be an error
+    answer = answered("EMAD-E7", evidence)
+    assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert answer.exhibits.notes == ()
+
+
+def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
+    stepper: Stepper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evidence = small_evidence(stepper)
+
+    def declines(points: Any) -> Any:
+        raise Unsupported("monotone depth only")
+
+    monkeypatch.setattr(evidence.stopwatch, "against_full", declines)
+    verdict = answered("EMAD-E7", evidence).verdict
+    assert (verdict.verdict, verdict.reason) == ("not applicable", "monotone depth only")

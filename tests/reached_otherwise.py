@@ -1,0 +1,22 @@
+"""What vulture cannot see being used, and why it stays: names for `vulture`, never run."""
+
+# attributes and hooks that libraries read
+do_sample, top_k, top_p, decoder_start_token_id  # transformers' generation config
+self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # what T5's attention asks of a cache
+pre_tokenizer, post_processor  # tokenizers' pipeline
+mode, ignored, cache_hook  # parameters that a library's interface passes
+_device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
+world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML
+enter  # exec'd in the sandbox's child
+__getattr__, __dir__  # lazy names of the package
+shallow_point  # asked by name in suites/fidelity
+feed_at_forced_depths, length_and_cap_are_those_of_the_history, teardown  # Hypothesis's state machine
+schema  # written into every profile
+
+# for readers of a result, or of the papers
+process_seconds  # of a timing, beside the wall clock: benchmarks read it
+canonical_solution, exit_code, mean_loss  # parts of records that people look at
+idle_power_w  # what `EnergyReadings.joules_per_token(idle_w=…)` takes
+problems_in  # HumanEval's own file, for whoever scores without lm-eval
+hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
+derived_work  # the derivation that laws hold counted work against

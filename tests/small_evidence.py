@@ -1,0 +1,49 @@
+"""Evidence of a small random model that passes for trained: six layers, random documents, probes of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from emad_ref.audit.finding import Finding
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.geometry import geometry_of
+from emad_ref.models.stepper import Stepper
+from tests.small import VOCABULARY, small_config, small_model
+
+PROBES = (2, 4)
+WINDOW = 24
+DOCUMENTS = 34  # two windows of every other one: what resampling must keep together
+FEW = replace(BUDGETS["smoke"], calibrate=24, validate=20, evaluate=60)
+
+
+def documents(split: str) -> list[np.ndarray]:
+    """Half of them fit into one window, half fill two; tokens of the splits differ."""
+    rng = np.random.default_rng(["calibrate", "validate", "evaluate"].index(split))
+    return [rng.integers(0, VOCABULARY, 46 if number % 2 else 9 + number % 7) for number in range(DOCUMENTS)]
+
+
+def small_evidence(stepper: Stepper | None = None, host: Host | None = None, **study: Any) -> Evidence:
+    """Of ``documents`` in windows of ``WINDOW`` tokens, under ``FEW`` unless ``study`` says otherwise."""
+    stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
+    loaded = SimpleNamespace(
+        name="small", stepper=stepper, geometry=geometry_of(small_config("gpt_neox")), trained=True, opening=0,
+        tokenizer=None, bundled=False, fingerprint="f",
+    )  # fmt: skip
+    made = Evidence(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or Host())
+    made.subject.documents = documents
+    made.subject.__dict__["window"] = WINDOW
+    made.traces.__dict__["profile"] = made.traces.calibrated(PROBES)
+    return made
+
+
+def refuted(evidence: Evidence, detail: str = "depth 3, not 2") -> Evidence:
+    """``evidence`` behind a bridge that has failed."""
+    evidence.bridging.__dict__["bridge"] = Finding("bridge", False, detail, 10, 0)
+    return evidence

@@ -1,0 +1,70 @@
+"""``emad judge`` asks what the suites ask: the same table, row for row, and the same exit status."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from emad_ref.cli import main
+from tests.suites.conftest import Run, only
+
+CLAIMS = ("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E9", "EMAD-E13", "EMAD-R1", "EE-8", "EAD-H1")
+TABLE = re.compile(r"^(claim +.*?)\n(?:\n|=|\Z)", re.DOTALL | re.MULTILINE)
+
+
+def rows(text: str) -> list[str]:
+    """The claims table, line by line."""
+    found = TABLE.search(text.replace("\r", ""))
+    assert found, text
+    return [line.rstrip() for line in found[1].splitlines() if line.strip()]
+
+
+def test_the_table_is_that_of_the_suites(
+    judge: Run, reader: Path, ungated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F1 takes no gate here: the status is 0 for both."""
+    files = ("claims/test_model.py", "claims/test_pair.py::test_claim_of_names")
+    suites = judge(*files, model=reader, corpus="self", claims=ungated, more=only(*CLAIMS))
+    assert suites.ret == pytest.ExitCode.OK
+    capsys.readouterr()
+    arguments = ["judge", str(reader), "--corpus", "self", "--claims", ",".join(CLAIMS), "--register", str(ungated)]
+    assert main(arguments) == 0
+    mine, theirs = rows(capsys.readouterr().out), rows(suites.stdout.str())
+    assert len(mine) > len(CLAIMS)
+    assert mine == theirs
+
+
+def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["judge", str(reader), "--corpus", "self", "--claims", "EMAD-E13"]
+    assert main(arguments) == 0
+    assert main([*arguments, "--gate-claims", "EMAD-E13"]) == 1
+    assert "EMAD-E13" in capsys.readouterr().err
+    assert main([*arguments[:-1], "EMAD-X9"]) == 4
+    assert "--claims='EMAD-X9', but expected ids of the register" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--corpus", "nowhere.txt"], "an existing file; looked at"),
+        (["--data", "nowhere"], "an existing folder"),
+        (["--margin", "wide"], "a number of nats"),
+        (["--seed", "-1"], "a whole number ≥ 0"),
+        (["--require", "sped"], "a comma list of energy, speed, quality, golden"),
+    ],
+)
+def test_bad_values_are_refused_before_anything_is_loaded(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["judge", "emad-tiny", *arguments])
+    assert stopped.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+
+
+def test_without_what_it_needs_one_clear_error(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A corpus of text and no tokenizer."""
+    assert main(["judge", str(tiny), "--corpus", "world:mixed", "--claims", "EMAD-E1"]) == 4
+    assert "came without a tokenizer" in capsys.readouterr().err

@@ -1,0 +1,29 @@
+"""Examples in docstrings run, and show what they give."""
+
+from __future__ import annotations
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import emad_ref
+
+HOME = Path(emad_ref.__file__).parent
+MODULES = sorted(
+    ".".join(path.relative_to(HOME.parent).with_suffix("").parts)
+    for path in HOME.rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+
+def test_there_are_examples() -> None:
+    assert len(MODULES) >= 8
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_show_what_they_give(name: str) -> None:
+    done = doctest.testmod(import_module(name))
+    assert done.attempted
+    assert not done.failed

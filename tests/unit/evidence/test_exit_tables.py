@@ -1,0 +1,78 @@
+"""Tables about early exits: which rules stand on them does not depend on what was asked before."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from emad_ref.evidence.exits import RULES, tasks
+from emad_ref.evidence.exits.tables import by_minimum_layer, by_rule
+from emad_ref.evidence.exits.tasks import exactly
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import Study
+from emad_ref.models.loading import load
+from emad_ref.verdict.units import ByItem
+
+ITEMS, SMALL = 4, "emad-t5-tiny-tuned"
+
+
+@pytest.fixture(scope="module")
+def evidence() -> Evidence:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tasks.ITEMS, "smoke", ITEMS)
+        made = Evidence(load(SMALL), Study(), Host())
+        for task in made.exits.tasks:
+            made.exits.asked.items(task)
+        yield made
+
+
+def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_before(evidence: Evidence) -> None:
+    exits = evidence.exits
+    exits.answered("summary", "JSD", 6)
+    exits.answered("qa", "softmax", 3)  # no minimum of the paper's
+    (table,) = by_rule(exits).tables
+    per_task = [("full depth", 8), *((rule, minimum) for minimum in (2, 6) for rule in RULES)]
+    assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
+        (task, *each) for task in ("qa", "summary") for each in per_task
+    ]
+    assert (table.title, table.figure) == ("early exits on world:pairs", "FLOPs by rule")
+    assert all(row["j"] <= row["mean exit"] <= 8 for row in table.rows)
+
+
+def test_answers_have_exact_match_and_summaries_have_none(evidence: Evidence) -> None:
+    exits = evidence.exits
+    (table,) = by_rule(exits).tables
+    qa, summary = (next(row for row in table.rows if row["task"] == task) for task in ("qa", "summary"))
+    done = exits.under("qa", exits.full)
+    references = [pair.answers for pair in exits.asked.items("qa").pairs]
+    right = [exactly("qa", text, answers) for text, answers in zip(done.texts, references, strict=True)]
+    assert qa["exact match"] == np.mean(right)
+    assert summary["exact match"] is None
+
+
+def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evidence: Evidence) -> None:
+    """A decoder that does not count, and answers nothing right on one of two tasks."""
+    exits = Evidence(evidence.loaded, evidence.study, Host()).exits
+    exits.asked._items.update(evidence.exits.asked._items)
+    for task in exits.tasks:
+        for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
+            done = evidence.exits.under(task, point)
+            wrong = replace(done.exited, score=ByItem(np.zeros(ITEMS))) if task == "qa" else done.exited
+            exits._answered[task, point] = replace(done, counted=None, exited=wrong)
+    shown = by_rule(exits)
+    assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
+    assert shown.notes == (f"{SMALL}: full depth scores below 0.05 on qa",)
+
+
+def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(evidence: Evidence) -> None:
+    shown = by_minimum_layer(evidence.exits)
+    assert [table.title for table in shown.tables] == [
+        f"ablation, minimum exit layer on world:pairs, {task}" for task in ("qa", "summary")
+    ]
+    for table in shown.tables:
+        assert (table.rows[0]["rule"], table.rows[0]["mean exit"]) == ("full depth", 8)
+        assert [row["j"] for row in table.rows[1:]] == [minimum for minimum in range(2, 7) for _ in RULES]
+        assert all(row["j"] <= row["mean exit"] <= 8 for row in table.rows[1:])

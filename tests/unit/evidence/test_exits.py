@@ -1,0 +1,155 @@
+"""What a run knows of early exits: the same items under every rule, scores in 0–1, FLOPs in parts that add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.special import softmax
+
+from emad_ref.calibration.trace import lens_logits
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.exits import minimum_layers, reading, tasks
+from emad_ref.evidence.exits.costs import Costs, costs, saving
+from emad_ref.evidence.exits.rules import LEAST_VOCABULARY
+from emad_ref.evidence.exits.timing import forced_costs, timed
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.sourced import Sourced
+from emad_ref.evidence.study import Study
+from emad_ref.evidence.subject import PLAIN
+from emad_ref.meters.flops import flops
+from emad_ref.models.loading import load
+from emad_ref.policy.early_exit import kept_tokens
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Work
+
+ITEMS, SMALL = 6, "emad-t5-tiny"
+
+
+@pytest.fixture(scope="module")
+def evidence() -> Evidence:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tasks.ITEMS, "smoke", ITEMS)
+        made = Evidence(load(SMALL), Study(), Host())
+        for task in made.exits.tasks:
+            made.exits.asked.items(task)
+        yield made
+
+
+def test_a_threshold_above_one_is_full_depth_item_by_item(evidence: Evidence) -> None:
+    full = evidence.exits.under("qa", evidence.exits.full)
+    never = evidence.exits.answered("qa", "JSD", 2, threshold=1.5)
+    assert never.texts == full.texts
+    assert set(full.exited.exit_block.values) == set(never.exited.exit_block.values) == {8.0}
+    assert len(full.texts) == len(full.exited) == ITEMS
+
+
+def test_items_of_a_batch_answer_as_they_do_alone(evidence: Evidence) -> None:
+    """Sources of different lengths are decoded together: item i must be item i."""
+    exits, subject, item = evidence.exits, evidence.subject, 3
+    together = exits.answered("summary", "softmax", 2)
+    with subject.open(together.point) as decoder:
+        alone = decoder.generate([exits.prompts("summary")[item]], tasks.TASKS["summary"].new, subject.stop)
+    text = subject.tokenizer.decode(alone.emitted[0].tolist(), skip_special_tokens=True).strip()
+    assert text == together.texts[item]
+    assert alone.tokens.depth.sum() == together.exited.depth_sums.values[item]
+
+
+def test_confidence_decoder_and_encoder_are_everything_executed(evidence: Evidence) -> None:
+    geometry = evidence.loaded.geometry
+    done = evidence.exits.answered("qa", "softmax, fixed", 2)
+    parts = done.costs(geometry)
+    assert parts.together * ITEMS == pytest.approx(flops(done.counted, geometry).total)
+    assert min(parts.confidence, parts.decoder, parts.encoder) > 0
+    assert parts.decoding == pytest.approx(parts.together - parts.encoder)
+
+
+def test_a_decoder_that_does_not_count_is_no_evidence_of_flops(evidence: Evidence) -> None:
+    done = evidence.exits.answered("qa", "softmax", 2)
+    with pytest.raises(Unsupported, match="does not count"):
+        replace(done, counted=None).costs(evidence.loaded.geometry)
+
+
+def test_teacher_forcing_reads_every_token_of_every_answer(evidence: Evidence) -> None:
+    read = evidence.exits.read("qa")
+    targets = [len(evidence.subject.tokenizer.encode(item.target)) for item in evidence.exits.asked.items("qa").pairs]
+    assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
+    assert (read.ranks[:, -1] == 1).all()
+    for (signal, _), (confidence, correct) in read.contrasts.items():
+        assert confidence.shape == correct.shape == (sum(targets), 8 - 2 - (signal == "jsd_contrast"))
+        assert ((confidence >= 0) & (confidence <= 1)).all()
+
+
+def test_response_is_how_far_the_best_token_leads_after_each_layer(evidence: Evidence) -> None:
+    read, prompt = evidence.exits.read("qa"), evidence.exits.prompts("qa")[0]
+    target = evidence.exits.asked.items("qa").targets[0]
+    fed = np.concatenate([prompt.tokens, target[:-1]])
+    p = softmax(lens_logits(evidence.subject.stepper, fed, source=prompt.source), axis=-1)
+    first, second = np.sort(p, axis=-1)[..., -1], np.sort(p, axis=-1)[..., -2]
+    np.testing.assert_allclose(read.response[read.item == 0], first - second, atol=1e-12)  # float64
+    assert ((p.argmax(axis=-1) == target[:, None]) == read.correct[read.item == 0]).all()
+
+
+def test_fewer_items_than_timed_requests_are_asked_again(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(tasks.ITEMS, "smoke", 1)
+    alone = Evidence(evidence.loaded, evidence.study, Host()).exits
+    asked = alone.subject, alone.prompts("qa")
+    one, many = (forced_costs(*asked, alone.full, pairs, 3) for pairs in (1, 4))
+    assert one == many
+    assert one.together > 0
+    seconds = timed(*asked, {"softmax": alone.point("softmax", 2)}, 4, 3).seconds
+    assert {name: len(each) for name, each in seconds.items()} == {"full": 4, "softmax": 4}
+
+
+def test_long_references_are_contrasted_block_by_block(evidence: Evidence, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = evidence.exits.read("summary")
+    assert max(np.bincount(whole.item)) > 7
+    monkeypatch.setattr(reading, "READ_TOKENS", 7)
+    blocks = Evidence(evidence.loaded, evidence.study, Host()).exits.read("summary")
+    for key, (confidence, correct) in whole.contrasts.items():
+        np.testing.assert_allclose(blocks.contrasts[key][0], confidence, atol=1e-12)  # float64; rows do not mix
+        np.testing.assert_array_equal(blocks.contrasts[key][1], correct)
+
+
+@pytest.mark.parametrize(("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (8, (2, 6)), (6, (2, 4)), (4, (2,))])
+def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
+    assert minimum_layers(layers) == minima
+
+
+def test_a_saving_compares_part_by_part() -> None:
+    before, after = Costs(6.0, 4.0, 10.0), Costs(2.0, 3.0, 10.0)
+    saved = saving(before, after)
+    assert (saved.confidence, saved.decoding, saved.together) == (3.0, 2.0, 20 / 15)
+
+
+def test_costs_are_per_item(evidence: Evidence) -> None:
+    geometry, work = evidence.loaded.geometry, evidence.exits.answered("qa", "softmax", 2).counted
+    assert isinstance(work, Work)
+    assert costs(work, geometry).together == pytest.approx(ITEMS * costs(work, geometry, ITEMS).together)
+
+
+def test_the_least_vocabulary_is_the_least_that_can_be_pruned() -> None:
+    assert kept_tokens(8, 8, LEAST_VOCABULARY) == 2
+    with pytest.raises(BadArgument, match="two can be kept"):
+        kept_tokens(8, 8, LEAST_VOCABULARY - 1)
+
+
+def test_rows_about_plain_documents_are_refused_with_a_reason(evidence: Evidence) -> None:
+    assert evidence.subject.without_quality == PLAIN
+    with pytest.raises(Unsupported, match="an encoder-decoder model"):
+        evidence.traces.profile.point(0.0)
+
+
+def test_audits_read_one_fixed_source_and_tasks_their_own(evidence: Evidence) -> None:
+    subject = evidence.subject
+    tokens = np.array([subject.opening, 5, 9])
+    own = subject.own_logits(tokens)
+    assert np.abs(subject.lens(tokens)[:, -1] - own).max() <= subject.tolerance
+    with subject.open(subject.full) as decoder:
+        assert isinstance(decoder, Sourced)
+        _, fixed = decoder.start([Prompt(tokens)])
+        _, other = decoder.start([Prompt(tokens, subject.source[::-1].copy())])
+    assert np.abs(fixed.logits[0, 0] - own[-1]).max() <= subject.tolerance
+    assert np.abs(other.logits - fixed.logits).max() > 0.01

@@ -1,0 +1,68 @@
+"""The trend over flatness: steeper profiles that gain more give ρ = 1, an order like any other a large p."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.flatness import Flatness, flatness, gain_of, trend
+from emad_ref.verdict.interval import Estimate, profile_slope
+from tests.small_evidence import small_evidence
+
+
+def dot(slope: float, gain: float) -> Flatness:
+    estimate = Estimate(slope, slope, slope, 30, 0.0, 0.0, "nats per layer", "", "documents")
+    return Flatness("model", "corpus", estimate, "m=0.00", gain)
+
+
+def test_steeper_profiles_that_gain_more_rise_together() -> None:
+    rho, p = trend([dot(-0.1 * n, 0.05 * n) for n in range(1, 7)])
+    assert rho == pytest.approx(1.0)
+    assert p == pytest.approx(2 / math.factorial(6))  # the one order and its reverse, of 720
+
+
+def test_flatter_profiles_that_gain_more_contradict_the_paper() -> None:
+    assert trend([dot(-0.1 * n, -0.05 * n) for n in range(1, 6)])[0] == pytest.approx(-1.0)
+
+
+def test_equal_gains_have_no_order() -> None:
+    rho, p = trend([dot(-0.1 * n, 0.0) for n in range(1, 7)])
+    assert math.isnan(rho)
+    assert p == 1.0
+
+
+def test_three_profiles_are_no_trend() -> None:
+    with pytest.raises(BadArgument, match="at least 4"):
+        trend([dot(-0.1, 0.1), dot(-0.2, 0.2), dot(-0.3, 0.3)])
+
+
+def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
+    """Points whose margins have (name, mean depth, rise of perplexity, net reduction); full depth's perplexity is 4."""
+    sweep = [
+        SimpleNamespace(
+            point=SimpleNamespace(name=name), mean_depth=depth, perplexity=4 * (1 + rise), perplexity_rise=rise,
+            net_reduction=saved,
+        )
+        for name, depth, rise, saved in rows
+    ]  # fmt: skip
+    return SimpleNamespace(emad_sweep=sweep, full_loss=SimpleNamespace(perplexity=4.0))
+
+
+def test_the_gain_is_what_the_cheapest_margin_within_bounds_saves() -> None:
+    deep, right, shallow = ("m=0.9", 5.0, 0.0, 0.1), ("m=0.5", 4.0, 0.005, 0.3), ("m=0.1", 3.0, 0.05, 0.5)
+    assert gain_of(margins(deep, right, shallow)) == ("m=0.5", 0.3)
+    assert gain_of(margins(shallow)) == ("no margin", 0.0)
+    assert gain_of(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0), "probes that never fire cost"
+
+
+def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
+    evidence = small_evidence()
+    found, traces = flatness(evidence.points, np.random.default_rng(3)), evidence.traces
+    expected = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=np.random.default_rng(3))
+    assert found.slope == expected
+    assert (found.model, found.corpus) == ("small", "self")
+    assert (found.point, found.gain) == gain_of(evidence.points)

@@ -1,0 +1,421 @@
+"""What a run knows of a pair: who may form one, which tasks are worth routing, which rule is chosen, what counts."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
+from emad_ref.decoding.selfdraft import self_speculate
+from emad_ref.decoding.speculative import speculate
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.host import Host, walked
+from emad_ref.evidence.pair import constants
+from emad_ref.evidence.pair.answered import GENERATED_LINE, is_right, longest
+from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.rules import SHARES
+from emad_ref.evidence.pair.sizes import SIZES, Sizes
+from emad_ref.evidence.pair.speculation import self_speculation, speculation
+from emad_ref.evidence.pair.timing import alone, speculating
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import geometry_of
+from emad_ref.models.loading import load
+from emad_ref.protocol import Unsupported
+from emad_ref.record import DECODE, DRAFT, VERIFY
+from emad_ref.sweep.routing import Routing
+from emad_ref.tasks.scoring import Item
+from emad_ref.text.documents import Example
+
+NAMES = ("emad-nano", "emad-tiny")
+SAVINGS = (0.415, 0.67)
+FEW = Sizes(compared=4, tried=2, judged=4, calibrate=4, reported=2)
+TASK = "inventory"
+ITEMS = (TASK, "evaluate", FEW.judged)
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tuple(load(name) for name in NAMES)
+
+
+def paired(small, large, make=walked, size=None, **study) -> Pair:
+    return Pair(small, large, Study(**study), Host(make), names=NAMES, savings=SAVINGS, size=size)
+
+
+@pytest.fixture(scope="module")
+def bundled(models) -> Pair:
+    """Answers are kept: the tests below share a few items."""
+    return paired(*models, size=FEW)
+
+
+@pytest.fixture
+def pair(models) -> Pair:
+    """Nothing gathered yet: validation results are put in by hand."""
+    return paired(*models)
+
+
+# ------------------------------------------------------------ what is said of it
+
+
+def test_a_pair_is_called_by_the_names_it_was_given(models) -> None:
+    named = Pair(*models, Study(), Host(), names=("./small", "./large"), savings=SAVINGS)
+    assert named.name == named.names.name == "./small + ./large"
+    assert named.corpus == "world tasks"
+    assert named.fingerprint == "+".join(model.fingerprint for model in models)
+    assert (named.names.corpus, named.names.fingerprint) == ("", ""), "names alone stand for no text and no weights"
+
+
+def test_what_a_study_says_of_the_model_under_test_is_not_said_of_a_pair(models, tmp_path) -> None:
+    """Its profile and its margin; and fewer documents calibrate two models than one."""
+    pair = paired(*models, margin=0.5, profile=tmp_path / "profile.json", budget=BUDGETS["standard"])
+    for evidence in pair.models.both:
+        assert (evidence.study.margin, evidence.study.profile) == (None, None)
+        assert evidence.study.budget == replace(BUDGETS["standard"], calibrate=SIZES["standard"].calibrate)
+    assert pair.size is SIZES["standard"]
+
+
+# ------------------------------------------------------------ who may form a pair
+
+
+def test_a_model_without_tokenizer_is_refused(models) -> None:
+    with pytest.raises(BadArgument, match="emad-tiny came without"):
+        paired(models[0], replace(models[1], tokenizer=None))
+
+
+def test_another_tokenizer_is_refused(models) -> None:
+    other = SimpleNamespace(backend_tokenizer=SimpleNamespace(to_str=lambda: "another"))
+    with pytest.raises(BadArgument, match="the same tokenizer"):
+        paired(models[0], replace(models[1], tokenizer=other))
+
+
+def test_a_padded_embedding_makes_no_other_pair(models, bundled) -> None:
+    """Rows above the tokenizer's ids, here with the largest logits there are, take no part in what a pair writes."""
+    large = copy.deepcopy(models[1].model)
+    size = large.get_input_embeddings().num_embeddings
+    large.resize_token_embeddings(size + 8, mean_resizing=False)
+    with bundled.models.partners() as (_, plain):
+        first = plain.decoder.generate(bundled.timing.prompts(2)[:1], 1, frozenset()).emitted[0]
+    with torch.no_grad():
+        head = large.get_output_embeddings().weight
+        head[size:] = 3 * head[int(first[0])]
+    wide = replace(models[1], model=large, geometry=geometry_of(large.config))
+    pair = paired(models[0], wide)
+    assert (pair.models.vocabulary, wide.geometry.vocabulary) == (size, size + 8)
+    prompts = bundled.timing.prompts(2)[:1]
+    with pair.models.partners() as (small, padded), bundled.models.partners() as (_, plain):
+        rule = SwitchingRule(0.3, least_run=2)
+        for write in (
+            lambda large: switch(small, large, rule, prompts, 12),
+            lambda large: speculate(small, large, prompts, 12),
+        ):
+            cut, own = write(padded), write(plain)
+            assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
+        unbounded = padded.decoder.generate(prompts, 12, frozenset()).emitted[0]
+    assert unbounded.max() >= size, "padding that no draw could hit would prove nothing"
+    with pair.models.drafting() as model, bundled.models.drafting() as expected:
+        cut, own = (self_speculate(one, 4, prompts, 12) for one in (model, expected))
+        assert cut.record.emitted[0].tolist() == own.record.emitted[0].tolist()
+
+
+def test_a_small_model_that_is_no_smaller_is_refused(models) -> None:
+    with pytest.raises(BadArgument, match=r"fewer parameters.*other way round"):
+        paired(*reversed(models))
+
+
+def test_an_encoder_decoder_is_refused(models) -> None:
+    """It reads a source, which no prompt of a task has."""
+    reader = replace(models[1], geometry=replace(models[1].geometry, encoder_layers=2))
+    with pytest.raises(BadArgument, match="decoder-only"):
+        paired(models[0], reader)
+
+
+def test_random_weights_leave_nothing_to_judge(models) -> None:
+    noise = paired(replace(models[0], trained=False), models[1])
+    assert "random weights" in noise.rules.premise()
+
+
+# ------------------------------------------------------------ tasks and thresholds
+
+
+def test_tasks_are_those_on_which_the_large_model_is_ten_points_better(pair) -> None:
+    pair.rules.__dict__["compared"] = {"a": (0.5, 0.625), "b": (0.5, 0.5625), "c": (0.25, 0.75), "d": (0.9, 0.3)}
+    assert pair.rules.tasks == ["c", "a"], "the largest gap first"
+    assert pair.timing.task == "c"
+    assert "useless on b (0.562 against 0.500), d (0.300 against 0.900)" in pair.rules.note
+    assert pair.rules.premise() == ""
+
+
+def test_a_pair_that_is_useless_everywhere_says_so(pair) -> None:
+    pair.rules.__dict__["compared"] = {"a": (0.5, 0.55)}
+    assert "useless on a" in pair.rules.premise()
+    assert "nothing to route" in pair.rules.premise()
+
+
+def test_share_and_saving_are_inverse(pair) -> None:
+    for saving in (0.1, 0.415, 0.67):
+        assert pair.models.saving(pair.models.share_for(saving)) == pytest.approx(
+            saving, abs=1e-12
+        )  # float64 arithmetic
+
+
+RULES = [SwitchingRule(bits) for bits in (0.1, 0.2, 0.3)]
+
+
+@pytest.mark.parametrize(
+    ("saving", "chosen"),
+    [
+        (0.1, RULES[0]),  # all save as much: the best score
+        (0.5, RULES[1]),
+        (0.8, RULES[2]),
+        (0.95, None),  # more than the small model alone would save
+    ],
+)
+def test_of_the_rules_that_save_enough_the_best_is_chosen(pair, monkeypatch, saving, chosen) -> None:
+    shares, scores = (0.8, 0.4, 0.05), (0.9, 0.8, 0.7)
+    table = {
+        rule: Routing(rule.threshold_bits, share, score)
+        for rule, share, score in zip(RULES, shares, scores, strict=True)
+    }
+    monkeypatch.setattr(pair.rules, "tried", lambda task: table)
+    assert pair.rules.chosen(TASK, saving) == chosen
+    pair.rules.savings = (saving,)
+    assert pair.rules.put_forward(TASK) == (chosen or RULES[2]), "where none saves enough, the cheapest"
+
+
+def test_thresholds_are_tried_with_either_model_first_and_the_papers_constants(bundled) -> None:
+    tried = bundled.rules.tried(TASK)
+    assert len(tried) == 2 * len(SHARES)
+    assert {(rule.start, rule.window, rule.least_run) for rule in tried} == {(SMALL, 5, 10), (LARGE, 5, 10)}
+    assert all(0 <= routing.large_share <= 1 for routing in tried.values())
+
+
+# ------------------------------------------------------------ answers
+
+
+def test_alone_either_model_emits_everything(bundled) -> None:
+    small, large = (bundled.answers.alone(model, *ITEMS) for model in (SMALL, LARGE))
+    assert (small.large_share, large.large_share) == (0.0, 1.0)
+    assert small.flops < large.flops
+    assert len(large.right) == FEW.judged
+
+
+def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bundled) -> None:
+    """Requests of equal length share a batch, so that not one key of padding separates the two counts."""
+    never = bundled.answers.switched(SwitchingRule(0.0, start=LARGE), *ITEMS)
+    alone = bundled.answers.alone(LARGE, *ITEMS)
+    assert never.large_share == 1.0
+    assert never.right.values.tolist() == alone.right.values.tolist()
+    assert never.emitted.tolist() == alone.emitted.tolist()
+    (run,) = never.runs
+    assert all(np.concatenate(bundled.answers.agreement(run, bundled.answers.items(*ITEMS)))), (
+        "greedy choices are its own"
+    )
+    # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
+    assert never.flops == pytest.approx(alone.flops, rel=0.002)
+
+
+def test_another_models_token_is_no_agreement(bundled) -> None:
+    rule = SwitchingRule(float(np.log2(bundled.large.loaded.geometry.vocabulary)), start=SMALL)
+    (run,) = bundled.answers.switched(rule, *ITEMS).runs
+    emitted = [tokens.copy() for tokens in run.record.emitted]
+    wrong = [np.where(np.arange(len(tokens)) == 2, (tokens + 1) % 500, tokens) for tokens in emitted]
+    forged = replace(run, record=replace(run.record, emitted=wrong))
+    assert not any(
+        agrees[2] for agrees in bundled.answers.agreement(forged, bundled.answers.items(*ITEMS)) if len(agrees) > 2
+    )
+
+
+def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundled) -> None:
+    found, alone = bundled.answers.speculated(*ITEMS), bundled.answers.alone(LARGE, *ITEMS)
+    assert found.right.values.tolist() == alone.right.values.tolist()
+    assert 0 < found.large_share < 1
+    padded = bundled.answers.speculated(*ITEMS, padded=True)
+    assert padded.by_large.tolist() == found.by_large.tolist(), "neighbours change the work, not the tokens"
+
+
+def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would(bundled) -> None:
+    assert bundled.models.exit_layers == (4, 8)
+    alone = bundled.answers.alone(LARGE, *ITEMS)
+    shallow, deep = (bundled.answers.self_speculated(layer, *ITEMS) for layer in bundled.models.exit_layers)
+    for found in (shallow, deep):
+        assert found.right.values.tolist() == alone.right.values.tolist()
+        assert found.emitted.tolist() == alone.emitted.tolist()
+        assert found.large_share == 1.0
+        assert 0.5 < found.acceptance <= 1.0
+    assert shallow.acceptance <= deep.acceptance
+    assert alone.acceptance is None
+    assert bundled.answers.self_speculated(4, *ITEMS) is shallow
+    (geometry,) = {bundled.large.loaded.geometry}
+    spent = sum(flops(run.record.work[0], geometry).total for run in shallow.runs)
+    assert shallow.flops == spent == bundled.models.spent(shallow.runs).sum(), "the work is the large model's"
+
+
+def test_acceptance_is_of_all_runs_together(bundled) -> None:
+    found = bundled.answers.speculated(*ITEMS)
+    verdicts = np.concatenate([run.drafts.verdict for run in found.runs])
+    judged = verdicts[verdicts != UNREACHED]
+    assert found.acceptance == (judged == ACCEPTED).mean()
+
+
+def refusing(request):
+    if request.point.schedule == "free_deferred":
+        raise Unsupported("depth never rises here")
+    return walked(request)
+
+
+def shallow_only(request):
+    decoder = walked(request)
+    decoder.capabilities = replace(decoder.capabilities, deepens=False)
+    return decoder
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(refusing, "depth never rises here"), (shallow_only, "does not take up tokens that stopped")]
+)
+def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -> None:
+    pair = paired(*models, make)
+    assert reason in pair.models.without_drafting
+    assert pair.models.exit_layers == ()
+    with pytest.raises(Unsupported, match=reason):
+        pair.answers.self_speculated(4, *ITEMS)
+
+
+@pytest.mark.parametrize(("make", "more"), [(walked, {"self-speculative"}), (refusing, set())])
+def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
+    pair = paired(*models, make)
+    pair.rules.__dict__["compared"] = {TASK: (0.5, 0.5)}
+    pair.timing.__dict__["emad_point"] = pair.large.subject.full
+    prompts = pair.timing.prompts(1)
+    monkeypatch.setattr(
+        pair.timing, "timed", lambda arms, pairs: {name: arm(prompts[0], 6) for name, arm in arms.items()}
+    )
+    try:
+        done = pair.timing.rivals
+    except Unsupported as refusal:  # which the plugin would report as a skipped test
+        pytest.fail(f"one arm's refusal took the others along: {refusal}")
+    assert set(done) == {"large", "EMAD", "speculative"} | more, "nothing to route: no EAD"
+    if more:
+        assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
+        assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
+
+
+def test_answers_are_decoded_once(bundled) -> None:
+    assert bundled.answers.alone(LARGE, *ITEMS) is bundled.answers.alone(LARGE, *ITEMS)
+
+
+def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
+    bundled.rules.__dict__["compared"] = {TASK: (0.0, 1.0)}
+    with bundled.models.partners() as (small, large):
+        timed = bundled.timing.timed({"large": alone(large.decoder), "speculative": speculating(small, large)}, 2)
+    assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
+    for one, other in zip(timed.results["large"], timed.results["speculative"], strict=True):
+        assert len(one.emitted[0]) == timed.new
+        assert one.emitted[0].tolist() == other.record.emitted[0].tolist()
+    assert len(bundled.models.spent(timed.results["speculative"])) == 2
+    assert timed.accepted("large") == []
+    assert timed.accepted("speculative") == [done.acceptance for done in timed.results["speculative"]]
+
+
+def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
+    (counted, *_) = bundled.answers.alone(LARGE, *ITEMS).runs
+    assert bundled.models.spent([counted])[0] > 0
+    assert bundled.models.spent([counted, replace(counted, work=None)]) is None
+
+
+# ------------------------------------------------------------ speculation as a decoder
+
+
+def test_speculation_shows_its_verifiers_record_only(bundled) -> None:
+    prompts = bundled.timing.prompts(2)[:1]
+    with bundled.models.partners() as (draft, verifier):
+        decoder = speculation(draft, verifier)
+        record = decoder.generate(prompts, 8, frozenset())
+        own = verifier.decoder.generate(prompts, 8, frozenset())
+        with pytest.raises(Unsupported, match="no session"):
+            decoder.start(prompts)
+    kept = record.tokens.kept
+    assert set(record.tokens.model.tolist()) == {0}
+    assert record.work is None
+    assert not decoder.capabilities.counted
+    assert record.tokens.token[kept].tolist() == own.tokens.token.tolist()
+    assert record.signal.shape == (len(record.tokens), 0)
+    decided = record.tokens.phase[kept][len(prompts[0].tokens) - 1 :]
+    assert set(decided.tolist()) <= {DECODE, VERIFY}
+
+
+def test_self_speculation_shows_what_was_verified_only(bundled) -> None:
+    prompts = bundled.timing.prompts(2)[:1]
+    with bundled.models.drafting() as model:
+        decoder = self_speculation(model, 4)
+        record = decoder.generate(prompts, 8, frozenset())
+        own = model.decoder.generate(prompts, 8, frozenset())
+    kept = record.tokens.kept
+    assert DRAFT not in record.tokens.phase
+    assert record.tokens.token[kept].tolist() == own.tokens.token.tolist()
+    assert record.tokens.depth[kept].tolist() == own.tokens.depth.tolist()
+    assert not decoder.capabilities.counted
+    assert not decoder.capabilities.deepens
+
+
+# ------------------------------------------------------------ scores
+
+
+def item(scoring: str, answer: str, **more) -> Item:
+    example = Example("t", more.pop("prompt", "p"), answer, scoring, **more)
+    return Item(example, np.array([1]), (np.arange(3), np.arange(5)))
+
+
+def test_an_answer_counts_by_its_beginning_and_a_program_by_running() -> None:
+    assert is_right(item("exact", " 9."), " 9. And more")
+    assert not is_right(item("exact", " 9."), " 19.")
+    assert is_right(item("choice", " barn"), " barn.")
+    program = item("runs", " x\n", prompt="def f(x):\n    return", check="assert f(2) == 4\n")
+    assert is_right(program, " x * 2\n")
+    assert not is_right(program, " x\n")
+
+
+def test_room_for_the_longest_answer() -> None:
+    assert longest([item("exact", "a"), item("choice", "a")]) == 5
+    assert longest([item("runs", "a")]) == GENERATED_LINE
+
+
+# ------------------------------------------------------------ the table of constants
+
+
+def test_one_constant_at_a_time_leaves_the_papers_values(bundled) -> None:
+    rules = varied(bundled, TASK)
+    base = SwitchingRule(rules[1].threshold_bits, start=SMALL)
+    assert len(rules) == 2 * len(SHARES) + len(WINDOWS) + len(LEAST_RUNS)
+    changed = [
+        {field for field in ("threshold_bits", "window", "least_run") if getattr(rule, field) != getattr(base, field)}
+        for rule in rules
+    ]
+    assert all(len(fields) <= 1 for fields in changed)
+    assert [rule.window for rule in rules if rule.window != 5] == list(WINDOWS)
+    assert [rule.least_run for rule in rules if rule.least_run != 10] == list(LEAST_RUNS)
+
+
+@pytest.mark.parametrize(("make", "reason"), [(walked, ""), (refusing, "depth never rises here")])
+def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
+    pair = paired(*models, make, FEW)
+    pair.rules.__dict__["compared"] = {TASK: (0.0, 1.0)}
+    for name, few in (("WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
+        monkeypatch.setattr(constants, name, few)
+    shown = constants.exhibited(pair)
+    (table,) = shown.tables
+    assert table.title == f"{constants.TITLE}, {TASK}"
+    rows = {row["decoding"]: row for row in table.rows}
+    assert (rows["small alone"]["large-model share %"], rows["large alone"]["large-model share %"]) == (0.0, 1.0)
+    assert all(row["tokens/s"] > 0 and row["task"] == TASK for row in table.rows)
+    drafting = [name for name in rows if name.startswith("self-speculative")]
+    assert len(drafting) == (0 if reason else 2)
+    assert all(("speculative" in name) is (row["acceptance %"] is not None) for name, row in rows.items())
+    assert [reason in note for note in shown.notes] == ([True] if reason else [])

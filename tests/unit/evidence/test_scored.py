@@ -1,0 +1,238 @@
+"""Published tasks beside the world's own: what is scored, how it is paired, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import RunStopped
+from emad_ref.evidence import published
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.models.loading import Loaded, load
+from emad_ref.point import full_depth
+from emad_ref.policy.thresholds import fixed_entropy
+from tests.decoders.foreign import ForeignDecoder
+from tests.unit.tasks.test_datasets import write, write_folder
+
+pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+from emad_ref.tasks.evaluation import evaluate_tasks
+from emad_ref.tasks.harness import EmadLM
+
+EARLY = fixed_entropy(4, (1, 2, 3), 1.0)
+FULL = full_depth(4)
+SUBJECTS = (
+    "algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra",
+    "precalculus",
+)  # fmt: skip
+
+Make = Callable[..., Evidence]
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_folder(tmp_path_factory.mktemp("data"))
+    problem = {"problem": "One?", "level": "Level 1", "type": "any", "solution": "$\\boxed{1}$."}
+    for subject in SUBJECTS:
+        for split in ("train", "test"):
+            write(folder / f"math/{subject}/{split}.jsonl", [problem])
+    return folder
+
+
+@pytest.fixture
+def made(nano: Loaded, data: Path) -> Make:
+    """Evidence of a run with these options; ``decoder`` makes the decoder under test, ours by default."""
+
+    def make(*tasks: str, decoder: Any = None, loaded: Loaded = nano, **options: Any) -> Evidence:
+        study = Study(**{"corpus": "self", "data": data, "tasks": frozenset(tasks), **options})
+        return Evidence(loaded, study, Host() if decoder is None else Host(decoder))
+
+    return make
+
+
+# ---------------------------------------------------------------- what is scored
+
+
+def test_right_and_wrong_answers_are_lm_evals_per_document(made: Make, nano: Loaded, data: Path) -> None:
+    scored = made("arc_easy", "gsm8k", limit=3).scored
+    assert scored.tasks == ["arc_easy", "gsm8k"]
+    for point in (FULL, EARLY):
+        theirs = evaluate_tasks(EmadLM(nano, point=point), scored.tasks, data=data, limit=3)
+        for task in scored.tasks:
+            assert scored.correct(task, point).values.dtype == np.bool_
+            assert scored.correct(task, point).values.tolist() == theirs[task].scores.astype(bool).tolist()
+    assert scored.accuracy(FULL).keys() == {"arc_easy", "gsm8k"}
+
+
+def test_guessing_gets_one_option_in_so_many_and_no_written_answer(made: Make) -> None:
+    scored = made("arc_easy", "gsm8k").scored
+    assert scored.chance("arc_easy") == pytest.approx((1 / 2 + 1 / 3) / 2)  # the folder's two questions
+    assert made("arc_easy", limit=1).scored.chance("arc_easy") == 1 / 2
+    assert scored.chance("gsm8k") == 0.0
+
+
+def test_perplexity_tasks_are_further_corpora_paired_with_full_depth(made: Make, nano: Loaded, data: Path) -> None:
+    scored = made("wikitext", "arc_easy").scored
+    ((name, (nll, full, tokens)),) = scored.published.corpora(EARLY).items()
+    assert name == "lm-eval's wikitext"
+    assert scored.tasks == ["arc_easy"]
+    theirs = [evaluate_tasks(EmadLM(nano, point=p), ["wikitext"], data=data)["wikitext"] for p in (EARLY, FULL)]
+    np.testing.assert_array_equal(nll.values, theirs[0].scores)
+    np.testing.assert_array_equal(full.values, theirs[1].scores)
+    np.testing.assert_array_equal(tokens.values, theirs[0].tokens)
+    assert np.abs(nll.values - full.values).max() > 0.01, "depth made no difference: nothing was tested"
+
+
+def test_a_score_that_is_neither_right_nor_wrong_is_shown_and_not_judged(made: Make) -> None:
+    run = made("samsum", limit=1)
+    assert run.scored.tasks == []
+    assert run.scored.published.corpora(EARLY) == {}
+    (shown,) = run.scored.published.rows([EARLY])
+    assert (shown["task"], shown["metric"], shown["point"]) == ("samsum", "rougeL", EARLY.name)
+
+
+def test_a_group_is_one_task_and_its_parts_are_not_counted_again(made: Make) -> None:
+    scored = made("hendrycks_math", "hendrycks_math_algebra", limit=1).scored
+    assert scored.tasks == ["hendrycks_math"]
+    assert scored.published.scored["hendrycks_math"].documents == len(SUBJECTS)
+
+
+def test_contexts_that_lose_their_beginning_are_counted_over_a_whole_group(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the note says of which task and how many."""
+    long = {"problem": "One and one? " * 120, "level": "Level 1", "type": "any", "solution": "$\\boxed{2}$."}
+    for subject in SUBJECTS:
+        write(tmp_path / f"math/{subject}/test.jsonl", [long])
+    run = made("hendrycks_math", data=tmp_path, limit=1)
+    note = run.scored.published.note
+    assert f"lose their beginning ({len(SUBJECTS)} of hendrycks_math's requests)" in note
+
+
+def test_a_tag_is_its_tasks(made: Make) -> None:
+    assert made("ai2_arc").scored.tasks == ["arc_challenge", "arc_easy"]
+
+
+def test_the_worlds_own_tasks_are_not_counted_again_on_a_corpus_of_the_world(made: Make) -> None:
+    assert made("world_recall", corpus="self", limit=2).scored.published.answered == ["world_recall"]
+    assert made("world_recall", corpus="world:premise").scored.published.answered == []
+
+
+def test_margins_are_chosen_without_published_tasks(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published.Published, "result", lambda *_: pytest.fail("a published task was scored"))
+    assert made("arc_easy").scored.validated == []
+
+
+@pytest.mark.parametrize(
+    ("limit", "budget", "documents"), [(3, "smoke", 3), (None, "smoke", 5), (None, "standard", 7), (6, "smoke", 6)]
+)
+def test_as_many_documents_as_asked_for_else_all_else_what_the_smallest_budget_holds(
+    made: Make, limit: int | None, budget: str, documents: int
+) -> None:
+    run = made("gsm8k", limit=limit, budget=replace(BUDGETS[budget], items=5))
+    assert run.scored.published.scored["gsm8k"].documents == documents
+    bounded = limit is None and budget == "smoke"
+    assert ("--emad-limit sets another number" in run.scored.published.note) == bounded
+
+
+# ---------------------------------------------------------------- under whose decoder
+
+
+def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Make, nano: Loaded, tmp_path) -> None:
+    asked = []
+
+    def foreign(request: Any) -> ForeignDecoder:
+        asked.append(request.point.name)
+        return ForeignDecoder(nano.model, request.point)
+
+    theirs, ours = made("arc_easy", decoder=foreign, journal=tmp_path / "journal"), made("arc_easy")
+    for point in (FULL, EARLY):
+        assert (
+            theirs.scored.correct("arc_easy", point).values.tolist()
+            == ours.scored.correct("arc_easy", point).values.tolist()
+        )
+    assert asked == [FULL.name, EARLY.name]
+    assert not (tmp_path / "journal").exists()
+
+
+def test_what_a_foreign_decoder_gets_wrong_counts(made: Make, nano: Loaded) -> None:
+    """Scores come from the decoder under test: one that always exits first is not full depth."""
+    shallow = fixed_entropy(4, (1,), 1e9)
+    lying = made("wikitext", decoder=lambda request: ForeignDecoder(nano.model, shallow), limit=1)
+    honest = made("wikitext", limit=1)
+    wrong, right = (run.scored.published.result("wikitext", FULL).scores for run in (lying, honest))
+    assert np.abs(wrong - right).max() > 0.01
+
+
+def test_results_are_kept_beside_the_report_and_not_run_again(
+    made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
+    before = [first.scored.correct(task, EARLY).values.tolist() for task in first.scored.tasks]
+    assert len(list((tmp_path / "journal").glob("*.jsonl"))) == 1
+    for name in ("_scorer", "_generate"):
+        monkeypatch.setattr(EmadLM, name, lambda *_: lambda batch: pytest.fail("run again"))
+    again = made("arc_easy", "gsm8k", limit=2, journal=tmp_path / "journal")
+    assert [again.scored.correct(task, EARLY).values.tolist() for task in again.scored.tasks] == before
+
+
+# ---------------------------------------------------------------- what cannot be scored
+
+
+def test_programs_need_leave_and_a_sandbox(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    (refused,) = made("humaneval").scored.published.unmeasured.values()
+    assert "--emad-allow-code-execution allows that" in refused
+    monkeypatch.setattr(published, "availability", lambda: "no namespaces")
+    (refused,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
+    assert refused.endswith("they cannot be confined here: no namespaces")
+
+
+def test_a_model_too_short_for_the_answers_says_so(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "availability", lambda: "")
+    (reason,) = made("humaneval", allow_code_execution=True).scored.published.unmeasured.values()
+    assert reason == "it takes 1024 new tokens, and the model has 512 positions"
+
+
+def test_without_a_tokenizer_no_text_can_be_scored(made: Make, nano: Loaded) -> None:
+    (reason,) = made("arc_easy", loaded=replace(nano, tokenizer=None)).scored.published.unmeasured.values()
+    assert "without a tokenizer" in reason
+
+
+def test_data_out_of_reach_leaves_a_reason_that_names_the_folder_option(
+    made: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("emad_ref.tasks.datasets.reachable", lambda: False)
+    monkeypatch.setenv("HF_DATASETS_CACHE", "nowhere")
+    (reason,) = made("arc_easy", data=None).scored.published.unmeasured.values()
+    assert "out of reach" in reason
+    assert "--emad-data DIR" in reason
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("gsm9k", r"--emad-tasks='gsm9k', but expected some of .*gsm8k.*wikitext"),
+        ("pile", "data=.*pile.*, but expected a folder that holds valid"),
+    ],
+)
+def test_a_task_that_is_not_there_ends_the_run(made: Make, tmp_path: Path, task: str, said: str) -> None:
+    with pytest.raises(RunStopped, match=said):
+        made(task, data=tmp_path).scored.published.check()
+
+
+def test_without_lm_eval_the_extra_is_named(made: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "find_spec", lambda name: None)
+    with pytest.raises(RunStopped, match=r"--emad-tasks='arc_easy', but expected the extra .*pytest-emad\[tasks\]"):
+        made("arc_easy").scored.published.check()
+    assert made().scored.tasks == []

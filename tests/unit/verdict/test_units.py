@@ -1,0 +1,75 @@
+"""What is resampled is a type: columns of documents, items and pairs, and how windows become documents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.interval import mean_rate
+from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, Units
+
+KINDS = (ByDocument, ByItem, ByPair)
+
+
+@pytest.mark.parametrize(("kind", "noun"), [(ByDocument, "documents"), (ByItem, "items"), (ByPair, "pairs")])
+def test_every_kind_knows_what_it_counts(kind, noun):
+    column = kind(np.arange(4.0))
+    assert (column.noun, len(column)) == (noun, 4)
+    assert type(column.like(np.ones(4))) is kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("values", [3.0, np.float64(2.0), ByItem(np.ones(3)), ByDocument(np.ones(3))])
+def test_a_scalar_or_another_column_is_no_column(kind, values):
+    with pytest.raises(BadArgument, match=rf"^{kind.__name__}=.*\[{kind.noun}, …\]"):
+        kind(values)
+
+
+def test_other_values_of_the_same_units_are_as_many():
+    with pytest.raises(BadArgument, match=r"^values=3, but expected 4 entries"):
+        ByDocument(np.ones(4)).like(np.ones(3))
+
+
+def test_a_column_is_itself_and_not_its_values():
+    """Columns are compared by ``values``: equality of arrays has no single answer."""
+    assert Units(np.ones(2)) != Units(np.ones(2))
+
+
+def test_windows_are_summed_within_their_documents():
+    document = DocumentOf(np.array([0, 0, 1, 2, 2, 2]))
+    assert ByDocument.summed(np.array([1, 2, 4, 8, 16, 32]), document).values.tolist() == [3, 4, 56]
+    by_layer = ByDocument.summed(np.ones((6, 2)), document).values
+    assert by_layer.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
+    assert document.place.tolist() == [0, 0, 1, 2, 2, 2]
+    assert len(document) == 6
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-9, 9)), min_size=1, max_size=30))
+def test_numbers_are_names_in_any_order_and_sums_come_in_theirs(entries):
+    number, values = np.array(entries).T
+    sums = DocumentOf(number).sums(values)
+    assert sums.tolist() == [values[number == name].sum() for name in np.unique(number)]
+    assert (np.unique(number)[DocumentOf(number).place] == number).all()
+
+
+@pytest.mark.parametrize("values", [np.ones(3), np.ones((1, 2)), []])
+def test_a_column_of_another_length_is_refused(values):
+    with pytest.raises(BadArgument, match=r"^values="):
+        ByDocument.summed(values, DocumentOf(np.array([0, 1])))
+
+
+def test_windows_of_one_document_that_repeat_one_another_narrow_nothing():
+    """Ten documents of four equal windows each: resampled as windows they look like forty independent ones."""
+    source, document = np.random.default_rng(4), DocumentOf(np.repeat(np.arange(10), 4))
+    rates, tokens = np.repeat(source.normal(0.02, 0.01, 10), 4), np.full(40, 100)
+
+    def width(x: ByDocument, n: ByDocument) -> float:
+        rate = mean_rate(x, n, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
+        return rate.high - rate.low
+
+    summed = width(ByDocument.summed(rates * tokens, document), ByDocument.summed(tokens, document))
+    as_if_independent = width(ByDocument(rates * tokens), ByDocument(tokens))
+    assert summed > 1.8 * as_if_independent
