@@ -10,6 +10,7 @@ and nothing else.
     saturation         cos(h_ℓ, h_{ℓ−1}) (CALM)
     weighted_contrast  top-1 − top-2 of p_DCD, the amateur at ⌊ℓ/2⌋ (early-exit LLMs)
     jsd_contrast       the same, the amateur chosen by its divergence
+    top2_gap           top-1 − top-2 of z_ℓ, before the softmax
 
 ``from_logits`` is used by the lens trace and by the decode loop alike: replay equals decoding only if both compute the
 same number from the same logits. ``from_lens`` is written a second time, in float64 NumPy, for whoever doubts the
@@ -153,6 +154,12 @@ def _response(readout: Readout) -> Tensor:
     return _difference(readout.top2[0])
 
 
+def _gap(readout: Readout) -> Tensor:
+    """Top-1 minus top-2 logit: it still tells sure tokens apart where their probabilities all round to 1."""
+    first, second = readout.logits.topk(2, dim=-1).values.unbind(dim=-1)
+    return first - second
+
+
 def _lens_log_p(logits: Floats) -> Floats:
     z = logits - logits.max(axis=-1, keepdims=True)
     log_p: Floats = z - np.log(np.exp(z).sum(axis=-1, keepdims=True))
@@ -186,6 +193,7 @@ RESPONSE = Signal(
     from_lens=_lens_response,
     prunable=True,
 )
+GAP = Signal("top2_gap", "rises", "of logits", ALONE, from_logits=_gap, from_lens=_lens_top2, noise=2.0)
 SIGNALS: dict[str, Signal] = {
     signal.name: signal
     for signal in (
@@ -195,6 +203,7 @@ SIGNALS: dict[str, Signal] = {
         # a score is a difference of two log-probabilities, each as wrong as a logit and its normaliser
         Signal("weighted_contrast", "rises", "of probability", HALFWAY, noise=4.0),
         Signal("jsd_contrast", "rises", "of probability", SINCE, noise=4.0, prunable=True),
+        GAP,
     )
 }
 LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}

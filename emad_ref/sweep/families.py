@@ -14,7 +14,17 @@ from typing import Any
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
-from emad_ref.sweep.grids import chunked, emad_margins, fixed_entropies, positional, quantiles, responses, truncations
+from emad_ref.signals import GAP
+from emad_ref.sweep.grids import (
+    by_quantile,
+    chunked,
+    emad_margins,
+    fixed_entropies,
+    positional,
+    quantiles,
+    responses,
+    truncations,
+)
 from emad_ref.sweep.losses import Loss
 from emad_ref.sweep.pareto import LEVELS
 from emad_ref.sweep.select import chosen_by, equal_flops
@@ -38,6 +48,7 @@ def families(profile: Profile, calibration: Trace, count: int) -> dict[str, list
         "softmax response": responses(layers, probes, count),
         "chunked": chunked(profile, count),
         "positional": positional(layers),
+        "top-2 gap, quantile": by_quantile(GAP, calibration, probes, count),
     }
 
 

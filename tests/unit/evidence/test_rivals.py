@@ -103,6 +103,14 @@ def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: Rival
     assert len(set(names)) == len(names)
 
 
+def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibration_text(sweeps: Rivals) -> None:
+    *_, (name, points) = sweeps.families.items()
+    assert (name, len(points)) == ("top-2 gap, quantile", SETTINGS)
+    column = trace_of(0).column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
+    assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last every token leaves"
+    assert all((column >= point.thresholds[0]).any(axis=0).all() for point in points[1:]), "some token always may"
+
+
 def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
     bare = Profile("m", "f", "c", "float32", LAYERS, PROBES, profile.mean_nats, profile.targets_nats, 100, 10, {})
     assert "EMAD, quantile" in Rivals(traces(profile, model())).families
