@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -81,7 +81,28 @@ class Contest:
         return difference(self.theirs.score, self.ours.score, threshold=threshold, rng=rng, unit="score lost")
 
 
-def contests(exits: Exits, ours: str, *theirs: str) -> tuple[Contest, ...]:
+@dataclass(frozen=True)
+class Contested:
+    """``contests``: of a model of ``layers`` blocks; ``missing``: task that could not be asked → why."""
+
+    contests: tuple[Contest, ...]
+    layers: int
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, exits: Exits, contests: Iterable[Contest]) -> Contested:
+        """``contests`` of the model of ``exits``, with the tasks that it could not be asked."""
+        return cls(tuple(contests), exits.subject.stepper.layers, exits.missing)
+
+
+@dataclass(frozen=True)
+class Readings:
+    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
+
+    read: Mapping[str, Read]
+
+
+def contests(exits: Exits, ours: str, *theirs: str) -> Contested:
     """Rule ``ours`` against each of ``theirs`` at every task and minimum layer; several are told apart by name."""
     found = []
     for task, minimum in exits.settings:
@@ -89,9 +110,9 @@ def contests(exits: Exits, ours: str, *theirs: str) -> tuple[Contest, ...]:
             against = f", against {rule.removeprefix('JSD, ')}" if len(theirs) > 1 else ""
             sides = (exits.answered(task, each, minimum).exited for each in (ours, rule))
             found.append(Contest(f"{task}, j={minimum}{against}", *sides))
-    return tuple(found)
+    return Contested.of(exits, found)
 
 
-def readings(exits: Exits) -> dict[str, Read]:
-    """Task → what every layer says of its reference answers."""
-    return {task: exits.read(task) for task in exits.tasks}
+def readings(exits: Exits) -> Readings:
+    """Of every task that could be asked."""
+    return Readings({task: exits.read(task) for task in exits.tasks})

@@ -7,24 +7,14 @@ to a model without room for the paper's settings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import Contest, contests, on_items
+from emad_ref.questions.early_exits import Contested, contests, on_items
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import estimated, row
 
 
-@dataclass(frozen=True)
-class Found:
-    """``contests``: the weighted contrast against softmax response, of a model of ``layers`` blocks."""
-
-    contests: tuple[Contest, ...]
-    layers: int
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Contested, asked: Asked) -> Verdict:
     """Blocks earlier and score gained, per task and minimum layer; all only reported."""
     legs: list[Leg] = []
     for each in found.contests:
@@ -36,9 +26,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From answers under both rules at the paper's threshold."""
     exits, rules = evidence.exits, ("weighted contrast", "softmax")
-    return on_items(
-        evidence, asked, lambda: decide(Found(contests(exits, *rules), exits.subject.stepper.layers), asked)
-    )
+    return on_items(evidence, asked, lambda: decide(contests(exits, *rules), asked))
 
 
 QUESTION = Question("EE-10", "model", answer)

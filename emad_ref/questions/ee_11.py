@@ -7,27 +7,17 @@ every leg. It does not apply to decoder-only models, to random weights, nor to a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from emad_ref.evidence.exits.reading import ALPHAS, Read
+from emad_ref.evidence.exits.reading import ALPHAS
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import on_items, readings
+from emad_ref.questions.early_exits import Readings, on_items, readings
 from emad_ref.sweep.exits import expected_calibration_error
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import estimated, row
 
 
-@dataclass(frozen=True)
-class Found:
-    """``read``: task → what both contrasts say of the reference answers, token by token, each with its item."""
-
-    read: Mapping[str, Read]
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Readings, asked: Asked) -> Verdict:
     """One leg per task, contrast and α: confidence minus whether what would be emitted is right, over those layers."""
     legs: list[Leg] = []
     for task, read in found.read.items():
@@ -43,7 +33,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From the readings of every task."""
-    return on_items(evidence, asked, lambda: decide(Found(readings(evidence.exits)), asked))
+    return on_items(evidence, asked, lambda: decide(readings(evidence.exits), asked))
 
 
 QUESTION = Question("EE-11", "model", answer)

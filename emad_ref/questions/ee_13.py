@@ -7,27 +7,15 @@ model both states are at hand. Nor does it apply to decoder-only models, or to r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from emad_ref.evidence.exits.gathered import Exits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_SETTINGS, Contest, on_items, unasked
+from emad_ref.questions.early_exits import EXIT_SETTINGS, Contest, Contested, on_items, unasked
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import counted, judge_side
 
 
-@dataclass(frozen=True)
-class Found:
-    """``contests``: the tuned model against the pre-trained one, both of ``layers`` blocks."""
-
-    contests: tuple[Contest, ...]
-    layers: int
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Contested, asked: Asked) -> Verdict:
     """One leg per task and minimum layer: blocks earlier; exits and scores of both models beside it."""
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, []
@@ -50,7 +38,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
         if not isinstance(twin, Exits):
             return asked.not_applicable(twin)
         before, after = (exits, twin) if exits.pretrained else (twin, exits)
-        return decide(Found(tuning(before, after), exits.subject.stepper.layers, exits.missing), asked)
+        return decide(Contested.of(exits, tuning(before, after)), asked)
 
     return on_items(evidence, asked, judged)
 

@@ -7,26 +7,14 @@ apply to decoder-only models, to random weights, nor to a model without room for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_SETTINGS, Contest, contests, on_items, unasked
+from emad_ref.questions.early_exits import EXIT_SETTINGS, Contested, contests, on_items, unasked
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import corrected, row, weighed
 
 
-@dataclass(frozen=True)
-class Found:
-    """``contests``: JSD against softmax response, of a model of ``layers`` blocks; ``missing``: task → why unasked."""
-
-    contests: tuple[Contest, ...]
-    layers: int
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Contested, asked: Asked) -> Verdict:
     """Two legs per task and minimum layer: blocks earlier, and score lost."""
     sooner, drop = asked.claim.thresholds["blocks_earlier"], asked.claim.thresholds["score_drop"]
     tests = []
@@ -40,11 +28,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From answers under both rules at the paper's threshold."""
     exits = evidence.exits
-    return on_items(
-        evidence,
-        asked,
-        lambda: decide(Found(contests(exits, "JSD", "softmax"), exits.subject.stepper.layers, exits.missing), asked),
-    )
+    return on_items(evidence, asked, lambda: decide(contests(exits, "JSD", "softmax"), asked))
 
 
 QUESTION = Question("EE-3", "model", answer, legs=lambda study, layers: 2 * EXIT_SETTINGS)

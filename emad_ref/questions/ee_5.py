@@ -6,29 +6,19 @@ decoder-only models, to random weights, nor to a model without room for the pape
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from emad_ref.evidence.exhibits import Table
-from emad_ref.evidence.exits.reading import Read
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import on_items, readings
+from emad_ref.questions.early_exits import Readings, on_items, readings
 from emad_ref.sweep.exits import reliability
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import estimated, row
 
 
-@dataclass(frozen=True)
-class Found:
-    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
-
-    read: Mapping[str, Read]
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Readings, asked: Asked) -> Verdict:
     """One leg per task and layer: mean confidence minus accuracy, its calibration error in the reason."""
     legs: list[Leg] = []
     for task, read in found.read.items():
@@ -45,10 +35,10 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From the readings of every task; all layers on a table."""
     exits = evidence.exits
-    return on_items(evidence, asked, lambda: decide(Found(readings(exits)), asked), lambda: (layers(readings(exits)),))
+    return on_items(evidence, asked, lambda: decide(readings(exits), asked), lambda: (layers(readings(exits)),))
 
 
-def layers(read: Mapping[str, Read]) -> Table:
+def layers(found: Readings) -> Table:
     """Confidence, accuracy and calibration error after every layer."""
     rows: list[dict[str, Any]] = [
         {
@@ -58,7 +48,7 @@ def layers(read: Mapping[str, Read]) -> Table:
             "accuracy": layer.accuracy,
             "ECE": layer.calibration_error,
         }
-        for task, each in read.items()
+        for task, each in found.read.items()
         for layer in reliability(each.response, each.correct)
     ]
     return Table("confidence and accuracy per layer", rows, "confidence and accuracy")

@@ -7,17 +7,15 @@ not apply to decoder-only models, to random weights, nor to a model without room
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from emad_ref.evidence.exhibits import Table
-from emad_ref.evidence.exits.reading import Read
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import on_items, readings
+from emad_ref.questions.early_exits import Readings, on_items, readings
 from emad_ref.sweep.exits import QUANTILES, rank_quantiles
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import profile_slope
@@ -26,14 +24,7 @@ from emad_ref.verdict.legs import counted, estimated, row
 MEDIAN = QUANTILES.index(0.5)
 
 
-@dataclass(frozen=True)
-class Found:
-    """``read``: task → what every layer says of the reference answers, token by token, each with its item."""
-
-    read: Mapping[str, Read]
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Readings, asked: Asked) -> Verdict:
     """Per task the slope of log2 rank over the layers, resampled by item, and the median rank after each layer."""
     legs: list[Leg] = []
     for task, read in found.read.items():
@@ -48,14 +39,14 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From the readings of every task; the quantiles of the rank after every layer on a table."""
     exits = evidence.exits
-    return on_items(evidence, asked, lambda: decide(Found(readings(exits)), asked), lambda: (layers(readings(exits)),))
+    return on_items(evidence, asked, lambda: decide(readings(exits), asked), lambda: (layers(readings(exits)),))
 
 
-def layers(read: Mapping[str, Read]) -> Table:
+def layers(found: Readings) -> Table:
     """Quantiles of the final token's rank after every layer."""
     rows: list[dict[str, Any]] = [
         {"task": task, "layer": layer, **dict(zip((f"{q:.0%}" for q in QUANTILES), ranks.tolist(), strict=True))}
-        for task, each in read.items()
+        for task, each in found.read.items()
         for layer, ranks in enumerate(rank_quantiles(each.ranks), start=1)
     ]
     return Table("rank of the final token per layer", rows, "final token rank")

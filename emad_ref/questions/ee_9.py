@@ -6,8 +6,6 @@ It does not apply to decoder-only models, to random weights, nor to a model with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from emad_ref.evidence.exhibits import Table
@@ -15,7 +13,7 @@ from emad_ref.evidence.exits.gathered import Exits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.policy.early_exit import PRUNINGS
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_SETTINGS, Contest, contests, on_items, unasked
+from emad_ref.questions.early_exits import EXIT_SETTINGS, Contested, contests, on_items, unasked
 from emad_ref.readout.subset import adaptive_size
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import estimated, judge_side
@@ -23,16 +21,7 @@ from emad_ref.verdict.legs import estimated, judge_side
 RIVALS = "JSD, fixed", "JSD, decaying"
 
 
-@dataclass(frozen=True)
-class Found:
-    """``contests``: adaptive pruning against either rival, of a model of ``layers`` blocks."""
-
-    contests: tuple[Contest, ...]
-    layers: int
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Contested, asked: Asked) -> Verdict:
     """One leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it."""
     least = asked.claim.thresholds["blocks_earlier"]
     blocks, beside = {}, []
@@ -48,8 +37,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     exits = evidence.exits
 
     def judged() -> Verdict:
-        found = Found(contests(exits, "JSD, adaptive", *RIVALS), exits.subject.stepper.layers, exits.missing)
-        return decide(found, asked)
+        return decide(contests(exits, "JSD, adaptive", *RIVALS), asked)
 
     return on_items(evidence, asked, judged, lambda: (sizes(exits),))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.evidence.exits.reading import Read
-from emad_ref.questions.ee_11 import Found
+from emad_ref.questions.early_exits import Readings
 from emad_ref.verdict.claims import Verdict
 from tests.questions.cases.ee_5 import ITEMS, items
 from tests.questions.simulated_exits import leg_by_name, near
@@ -36,4 +36,4 @@ def check(verdict: Verdict) -> None:
     assert decaying.endswith("decay rate 1: the paper gives none")
 
 
-CASES = [Case("over- and underconfident", "value", lambda rng: Found({"task": reading(rng)}), draws=10, check=check)]
+CASES = [Case("over- and underconfident", "value", lambda rng: Readings({"task": reading(rng)}), draws=10, check=check)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ee_3 import Found
+from emad_ref.questions.early_exits import Contested
 from emad_ref.verdict.claims import Verdict
 from tests.questions.simulated_exits import LAYERS, contest
 from tests.questions.simulation import Case
@@ -13,9 +13,9 @@ from tests.questions.simulation import Case
 def found(*legs: tuple[float, float]):
     """(blocks earlier, score gained) per setting."""
 
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> Contested:
         made = (contest(rng, f"s{i}", sooner=sooner, gained=gained) for i, (sooner, gained) in enumerate(legs))
-        return Found(tuple(made), LAYERS)
+        return Contested(tuple(made), LAYERS)
 
     return draw
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.evidence.exits.reading import Read
-from emad_ref.questions.ee_5 import Found
+from emad_ref.questions.early_exits import Readings
 from emad_ref.verdict.claims import Verdict
 from tests.questions.simulated_exits import leg_by_name, near
 from tests.questions.simulation import Case
@@ -43,5 +43,5 @@ def check(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case("from overconfident to underconfident", "value", lambda rng: Found({"task": reading(rng)}), 10, check=check)
+    Case("from overconfident to underconfident", "value", lambda rng: Readings({"task": reading(rng)}), 10, check=check)
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.evidence.exits.reading import Read
-from emad_ref.questions.ee_6 import Found
+from emad_ref.questions.early_exits import Readings
 from tests.questions.cases.ee_5 import items
 from tests.questions.simulated_exits import near
 from tests.questions.simulation import Case
@@ -26,7 +26,9 @@ def case(name: str, doublings: int, medians: tuple[int, ...]) -> Case:
     """The middle of a = 0, 1, 1, 2 is 1: the median rank is 2 where the smallest is 1."""
     truths = {"task: slope of log2 rank": float(doublings)}
     truths |= {f"task, layer {n}: median": float(rank) for n, rank in enumerate(medians, 1)}
-    return Case(name, "value", lambda rng: Found({"task": reading(rng, doublings)}), draws=5, check=near(truths, 1e-9))
+    return Case(
+        name, "value", lambda rng: Readings({"task": reading(rng, doublings)}), draws=5, check=near(truths, 1e-9)
+    )
 
 
 CASES = [

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from emad_ref.questions.ee_9 import Found
+from emad_ref.questions.early_exits import Contested
 from tests.questions.cases.ee_3 import says
 from tests.questions.simulated_exits import LAYERS, contest
 from tests.questions.simulation import Case
 
 
 def found(*sooner: float):
-    def draw(rng: np.random.Generator) -> Found:
+    def draw(rng: np.random.Generator) -> Contested:
         made = (contest(rng, f"s{i}", sooner=blocks, gained=None) for i, blocks in enumerate(sooner))
-        return Found(tuple(made), LAYERS)
+        return Contested(tuple(made), LAYERS)
 
     return draw
 
