@@ -6,12 +6,16 @@ scored as right or wrong. This module knows nothing of tokens, models or files.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 Split = Literal["train", "calibrate", "validate", "evaluate"]
 SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
+
+# One checksum bucket in eight for each split that measures, the rest to train on.
+_BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
 
 Scoring = Literal["choice", "exact", "runs"]
 
@@ -43,3 +47,8 @@ class Example:
 
 
 Documents = Iterator[str]
+
+
+def split_of(text: str) -> Split:
+    """The one split in which a generated item may stand, by the checksum of its text."""
+    return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]

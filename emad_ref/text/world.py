@@ -1,19 +1,24 @@
 """The synthetic world: documents and tasks generated from a seed, no text from elsewhere.
 
-Every document is put together from *passages*:
+Documents are put together from *passages*:
 
-``charts``     a random map f over letters, then a walk whose next letter is f(x), f²(x) or f³(x) with equal
-               probability (demanding: needs serial look-ups, yet stays uncertain even when they are done, so
-               that no token of it is easy at any layer), then pairs x, f²(x) (two look-ups, certain once done).
-``tales``      routine prose from templates.
-``inventory``  counting with a worked chain.   ``facts``  two-hop retrieval.   ``code``  small functions.
+``charts``  a random map f over letters, then a walk whose next letter is f(x), f²(x) or f³(x) with equal
+            probability (demanding: needs serial look-ups, yet stays uncertain even when they are done, so
+            that no token of it is easy at any layer), then pairs x, f²(x) (two look-ups, certain once done).
+``tales``   routine prose from templates.
 
 Two corpora are made of them (METHODS, "Corpus"):
 
 ``world:premise``  charts first, tales after: uncertainty falls along a document, as EMAD assumes.
 ``world:mixed``    tales, charts, tales: demanding tokens anywhere.
 
-A split is a stream of its own: its generator is seeded with (corpus, split, seed), so splits never share a draw.
+Five tasks stand beside them, a prompt with a worked answer of many tokens, so that what an early exit gets wrong is
+carried on: ``inventory`` (counting), ``facts`` (two hops through boxes), ``chart`` (two hops through a map), ``code``
+(three operations named, then written) and ``recall`` (a tale told again with another thing and another person).
+
+A split is a stream of its own: its generator is seeded with (corpus, split, seed), so splits never share a draw. Items
+of tasks belong to one split for good, by the checksum of their prompt, and no stream gives one twice: all that a task
+is scored on is distinct and stands in no other split, whatever the seeds.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ from collections.abc import Callable, Iterator
 from itertools import count, islice
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import SPLITS, Documents, Example, Split
+from emad_ref.text.documents import SPLITS, Documents, Example, Split, split_of
 
 NAMES = [
     "Mira", "Tom", "Ada", "Ben", "Cleo", "Dan", "Eva", "Finn",
@@ -37,7 +42,11 @@ LETTERS = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n",
 WALK_AT_LEAST = 8
 WALK_ENDS = 1 / 14  # hazard per step: the end of a walk must not be predictable
 PAIRS_END = 1 / 4
+CHANGES = (9, 11)  # of an inventory: six tokens of a worked answer each
 LARGEST_COUNT = 20
+BOXES, OWNERS = 4, 5  # of a task of facts: thirteen tokens of a worked answer for each owner
+TASK_LETTERS = (12, 14)  # of a task's map: five tokens of a worked answer each
+CODE_CONSTANTS = 20
 
 Map = dict[str, str]
 
@@ -45,13 +54,13 @@ Map = dict[str, str]
 # ---------------------------------------------------------------- charts: the demanding passage
 
 
-def chart_map(rng: random.Random) -> Map:
-    """A map on 5–8 letters in which x, f(x), f²(x), f³(x) are four different letters for every x.
+def chart_map(rng: random.Random, least: int = 5, most: int = 8) -> Map:
+    """A map on ``least``–``most`` letters in which x, f(x), f²(x), f³(x) are four different letters for every x.
 
     A cycle of length ≥ 4 with the other letters attached to it guarantees that; a plain permutation would make the
     last entry of the list predictable, hence easy.
     """
-    letters = rng.sample(LETTERS, rng.randint(5, 8))
+    letters = rng.sample(LETTERS, rng.randint(least, most))
     cycle = letters[: rng.randint(4, len(letters))]
     image = {x: cycle[(i + 1) % len(cycle)] for i, x in enumerate(cycle)}
     for i in range(len(cycle), len(letters)):
@@ -102,11 +111,15 @@ def charts(rng: random.Random) -> str:
 
 def meeting(rng: random.Random) -> str:
     (n, m), (p, q) = rng.sample(NAMES, 2), rng.sample(PLACES, 2)
-    o, c = rng.choice(OBJECTS), rng.choice(COLOURS)
+    return f"{told(n, m, rng.choice(OBJECTS), rng.choice(COLOURS), p, q)}\n"
+
+
+def told(n: str, m: str, o: str, c: str, p: str, q: str) -> str:
+    """How ``n`` met ``m`` in ``p``, got a thing ``o`` out of a bag of colour ``c``, and put it in ``q``."""
     return (
         f"In the morning {n} went to the {p} and met {m}. {m} was carrying some {o} in a {c} bag. "
         f"{n} asked {m} for the {o}, and {m} gave {n} the {o}. Then {n} went from the {p} to the {q}. "
-        f"In the evening {n} put the {o} in the {q} and said goodbye to {m}.\n"
+        f"In the evening {n} put the {o} in the {q} and said goodbye to {m}."
     )
 
 
@@ -127,113 +140,78 @@ def tale(rng: random.Random) -> str:
     return rng.choice(TALES)(rng)
 
 
-# ---------------------------------------------------------------- tasks, as passages and as examples
+# ---------------------------------------------------------------- tasks: a prompt and its worked answer
 
 
-def inventory_parts(rng: random.Random) -> tuple[str, str]:
-    """(story with the question, worked chain with the answer)."""
+def inventory(rng: random.Random) -> Example:
+    """Nine to eleven changes of a count; the answer works them one by one."""
     name, thing = rng.choice(NAMES), rng.choice(OBJECTS)
-    held = rng.randint(1, 9)
+    held, changes = rng.randint(1, 9), rng.randint(*CHANGES)
     story, chain = f"{name} has {held} {thing}.", ""
-    for _ in range(rng.randint(1, 3)):
+    for _ in range(changes):
         gains = held < 2 or (rng.random() < 0.55 and held + 9 <= LARGEST_COUNT)
         step = rng.randint(1, 9) if gains else rng.randint(1, min(9, held - 1))
         after = held + step if gains else held - step
         story += f" {name} {'finds' if gains else 'loses'} {step} {thing}."
         chain += f" {held} {'+' if gains else '-'} {step} = {after}."
         held = after
-    return f"{story} How many {thing} now?", f"{chain} Answer: {held}.\n"
+    answer = f"{chain} Answer: {held}.\n"
+    return Example("inventory", f"{story} How many {thing} now?", answer, "exact")
 
 
-def facts_parts(rng: random.Random) -> tuple[str, str, tuple[str, ...]]:
-    """(facts with the question, the place asked for, all places named)."""
-    colours = rng.sample(COLOURS, 3)
-    places = rng.sample(PLACES, 3)
-    where = dict(zip(colours, places, strict=True))
-    owners = dict(zip(rng.sample(NAMES, 2), rng.sample(colours, 2), strict=True))
-    story = "".join(f"The {c} box is in the {p}. " for c, p in where.items())
-    story += "".join(f"The key of {n} is in the {c} box. " for n, c in owners.items())
-    asked = rng.choice(list(owners))
-    return f"{story}Where is the key of {asked}? In the", f" {where[owners[asked]]}", tuple(f" {p}" for p in places)
+def facts(rng: random.Random) -> Example:
+    """Where are five keys? Each lies in a box, and each box stands in a place; the answer says both, key by key."""
+    colours, places, names = rng.sample(COLOURS, BOXES), rng.sample(PLACES, BOXES), rng.sample(NAMES, OWNERS)
+    place_of = dict(zip(colours, places, strict=True))
+    box_of = {name: rng.choice(colours) for name in names}
+    stated = [f"The {c} box is in the {p}. " for c, p in place_of.items()]
+    stated += [f"The key of {n} is in the {c} box. " for n, c in box_of.items()]
+    rng.shuffle(stated)
+    asked = rng.sample(names, OWNERS)
+    answer = "".join(f" The key of {n} is in the {box_of[n]} box in the {place_of[box_of[n]]}." for n in asked)
+    prompt = f"{''.join(stated)}Where are the keys of {', '.join(asked)}?"
+    return Example("facts", prompt, f"{answer}\n", "exact")
+
+
+def chart(rng: random.Random) -> Example:
+    """Two look-ups in a random map for each of its letters in any order: x F, then f and what f leads to."""
+    image = chart_map(rng, *TASK_LETTERS)
+    asked = rng.sample(list(image), len(image))
+    worked = "".join(f" {x} {image[x].upper()} {image[x]} {hops(image, x, 2).upper()}." for x in asked)
+    return Example("chart", f"{listing(rng, image)} = {' '.join(asked)}:", f"{worked}\n", "exact")
 
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
 
 
-def code_parts(rng: random.Random) -> tuple[str, str, str]:
-    """(signature up to ``return``, the expression, an assert on a random argument)."""
-    first, second = rng.sample(list(OPERATORS), 2)
-    a, b, x = rng.randint(1, 9), rng.randint(1, 9), rng.randint(1, 9)
-    body = f"(x {OPERATORS[first]} {a}) {OPERATORS[second]} {b}"
-    name = f"{first}_{a}_{second}_{b}"
-    value = evaluate(body, x)
-    return f"def {name}(x):\n    return", f" {body}\n", f"assert {name}({x}) == {value}\n"
+def code(rng: random.Random) -> Example:
+    """A function whose name tells its three operations; the answer is the expression it returns."""
+    names = rng.sample(list(OPERATORS), len(OPERATORS))
+    constants = [rng.randint(1, CODE_CONSTANTS) for _ in names]
+    body, x = "x", rng.randint(1, 9)
+    value = x
+    for name, constant in zip(names, constants, strict=True):
+        body = f"({body} {OPERATORS[name]} {constant})"
+        value = {"add": value + constant, "sub": value - constant, "mul": value * constant}[name]
+    function = "_".join(f"{name}_{constant}" for name, constant in zip(names, constants, strict=True))
+    prompt, check = f"def {function}(x):\n    return", f"assert {function}({x}) == {value}\n"
+    return Example("code", prompt, f" {body}\n", "runs", check=check)
 
 
-def evaluate(body: str, x: int) -> int:
-    """Value of an expression of this module's own making at ``x``."""
-    left, _, right = body.partition(")")[0].removeprefix("(x ").partition(" ")
-    inner = _apply(left, x, int(right))
-    outer, number = body.partition(") ")[2].split()
-    return _apply(outer, inner, int(number))
-
-
-def _apply(operator: str, left: int, right: int) -> int:
-    return {"+": left + right, "-": left - right, "*": left * right}[operator]
-
-
-def inventory(rng: random.Random) -> str:
-    return "".join(inventory_parts(rng))
-
-
-def facts(rng: random.Random) -> str:
-    story, place, _ = facts_parts(rng)
-    return f"{story}{place}.\n"
-
-
-def code(rng: random.Random) -> str:
-    return "".join(code_parts(rng))
-
-
-def inventory_example(rng: random.Random) -> Example:
-    prompt, answer = inventory_parts(rng)
-    return Example("inventory", prompt, answer, "exact")
-
-
-def facts_example(rng: random.Random) -> Example:
-    prompt, answer, options = facts_parts(rng)
-    return Example("facts", prompt, answer, "choice", options=options)
-
-
-def code_example(rng: random.Random) -> Example:
-    prompt, answer, check = code_parts(rng)
-    return Example("code", prompt, answer, "runs", check=check)
-
-
-def chart_example(rng: random.Random) -> Example:
-    """Two look-ups in a random map; one letter is the answer."""
-    image = chart_map(rng)
-    start = rng.choice(list(image))
-    prompt = f"{listing(rng, image)} ?{walk(rng, image)} !{two_hop_pairs(rng, image)} {start}"
-    return Example("chart", prompt, f" {hops(image, start, 2)}", "exact")
-
-
-def recall_example(rng: random.Random) -> Example:
-    """Whom did they say goodbye to? The last word of a tale; options are both its names and two others."""
-    text = meeting(rng)
-    prompt, name = text.removesuffix(".\n").rsplit(" ", 1)
-    told = [other for other in NAMES if other in prompt.split()]
-    options = told + rng.sample([other for other in NAMES if other not in told], 4 - len(told))
-    rng.shuffle(options)
-    return Example("recall", prompt, f" {name}", "choice", options=tuple(f" {option}" for option in options))
+def recall(rng: random.Random) -> Example:
+    """A tale, to be told again with another thing and with another person."""
+    (n, m, other), (p, q) = rng.sample(NAMES, 3), rng.sample(PLACES, 2)
+    (o, instead), c = rng.sample(OBJECTS, 2), rng.choice(COLOURS)
+    prompt = f"{told(n, m, o, c, p, q)} Now {instead} and {other}:"
+    return Example("recall", prompt, f" {told(n, other, instead, c, p, q)}\n", "exact")
 
 
 TASKS: dict[str, Callable[[random.Random], Example]] = {
-    "inventory": inventory_example,
-    "facts": facts_example,
-    "code": code_example,
-    "chart": chart_example,
-    "recall": recall_example,
+    "inventory": inventory,
+    "facts": facts,
+    "chart": chart,
+    "code": code,
+    "recall": recall,
 }
 
 
@@ -248,19 +226,32 @@ def mixed(rng: random.Random) -> str:
     return tale(rng) + charts(rng) + tale(rng)
 
 
-PASSAGES = ((0.38, premise), (0.16, charts), (0.14, mixed), (0.12, inventory), (0.12, facts), (0.08, code))
+# What the bundled models are trained on, in shares of documents: the first three of passages, the others of tasks.
+PASSAGES = ((0.24, premise), (0.10, charts), (0.10, mixed))
+SHARES = {"inventory": 0.16, "facts": 0.14, "chart": 0.12, "code": 0.06, "recall": 0.08}
 
 
-def curriculum(rng: random.Random) -> str:
-    """What the bundled models are trained on: both corpora and the tasks' passages in fixed shares."""
-    weights, makers = zip(*PASSAGES, strict=True)
-    maker: Callable[[random.Random], str] = rng.choices(makers, weights)[0]
-    return maker(rng)
+def curriculum(split: Split, rng: random.Random) -> Documents:
+    """What the bundled models are trained on: both corpora and the tasks in fixed shares."""
+    makers = {maker.__name__: maker for _, maker in PASSAGES}
+    items = {task: _items(task, split, rng) for task in TASKS}
+    weights = [share for share, _ in PASSAGES] + list(SHARES.values())
+    while True:
+        (kind,) = rng.choices([*makers, *SHARES], weights)
+        if kind in makers:
+            yield makers[kind](rng)
+        else:
+            item = next(items[kind])
+            yield item.prompt + item.answer
 
 
-CORPORA: dict[str, Callable[[random.Random], str]] = {
-    "world:premise": premise,
-    "world:mixed": mixed,
+def _each(maker: Callable[[random.Random], str]) -> Callable[[Split, random.Random], Documents]:
+    return lambda split, rng: (maker(rng) for _ in count())
+
+
+CORPORA: dict[str, Callable[[Split, random.Random], Documents]] = {
+    "world:premise": _each(premise),
+    "world:mixed": _each(mixed),
     "world:curriculum": curriculum,
 }
 
@@ -279,13 +270,21 @@ def documents(corpus: str, split: Split, seed: int = 0) -> Documents:
     """
     if corpus not in CORPORA:
         raise BadArgument("corpus", corpus, f"one of {', '.join(CORPORA)}")
-    rng = _stream(corpus, split, seed)
-    return (CORPORA[corpus](rng) for _ in count())
+    return CORPORA[corpus](split, _stream(corpus, split, seed))
 
 
 def examples(task: str, split: Split, limit: int, seed: int = 0) -> Iterator[Example]:
-    """``limit`` examples of a task; the same (task, split, seed) gives the same examples."""
+    """``limit`` examples of a task, no two alike; the same (task, split, seed) gives the same examples."""
     if task not in TASKS:
         raise BadArgument("task", task, f"one of {', '.join(TASKS)}")
-    rng = _stream(task, split, seed)
-    return islice((TASKS[task](rng) for _ in count()), limit)
+    return islice(_items(task, split, _stream(task, split, seed)), limit)
+
+
+def _items(task: str, split: Split, rng: random.Random) -> Iterator[Example]:
+    """Endless items of a split, none twice."""
+    given: set[str] = set()
+    while True:
+        item = TASKS[task](rng)
+        if split_of(item.prompt) == split and item.prompt not in given:
+            given.add(item.prompt)
+            yield item

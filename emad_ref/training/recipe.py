@@ -22,9 +22,9 @@ class Recipe:
     hidden: int = 128
     heads: int = 4
     early_exit: tuple[tuple[int, float], ...] = ()  # (layer counted from 1, loss weight)
-    steps: int = 4000
-    batch: int = 16
-    window: int = 192
+    steps: int = 3000
+    batch: int = 12
+    window: int = 256
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
     weight_decay: float = 0.05
