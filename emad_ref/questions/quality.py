@@ -22,6 +22,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 from scipy.stats import false_discovery_control
 
 from emad_ref.errors import BadArgument
@@ -213,7 +214,7 @@ def simes(pvalues: Sequence[float]) -> float:
     """
     if not len(pvalues):
         raise BadArgument("pvalues", list(pvalues), "at least one")
-    return float(false_discovery_control(pvalues, method="bh").min())
+    return float(false_discovery_control(np.asarray(pvalues, dtype=np.float64), method="bh").min())
 
 
 def _with_worst(verdict: Verdict, points: Sequence[PointEvidence]) -> Verdict:
