@@ -88,7 +88,8 @@ class TaskAt:
         if not self.solved:
             reasons.append(f"not solved: {100 * full:.1f} % right, {100 * self.guess:.1f} % by guessing")
         if not self.exercised:
-            reasons.append(f"not exercised: saves {100 * self.saving:z.1f} %")
+            said = "saves" if self.saving >= 0 else "probing costs"
+            reasons.append(f"not exercised: {said} {100 * abs(self.saving):.1f} %")
         return "; ".join(reasons)
 
 
