@@ -29,6 +29,8 @@ def ablation(evidence: Evidence, rng: np.random.Generator) -> Exhibits:
 
 
 def accuracies(evidence: Evidence, point: OperatingPoint) -> Row:
-    """Share right of each replayed task."""
-    scored = evidence.scored
-    return {f"{task} %": float(scored.correct(task, point).values.mean()) for task in scored.replayed}
+    """Share right of each replayed task, and which of them count at the point; nothing where there are none."""
+    tasks = {task: evidence.scored.at(task, point) for task in evidence.scored.replayed}
+    counting = ", ".join(task for task, held in tasks.items() if held.counts) or "none"
+    shares: Row = {f"{task} %": held.accuracy[1] for task, held in tasks.items()}
+    return shares | ({"tasks that count": None if point == evidence.subject.full else counting} if tasks else {})

@@ -44,7 +44,7 @@ CASES = [
     Case("two tasks are lost at every point", "fails", sweep([0.0, 0.0], lost={"a": 0.06, "b": 0.06}), draws=8),
     Case("one point loses what the threshold allows", "edge", sweep([0.01, 0.0, 0.3]), draws=60),
     Case(
-        "every point loses one task, and acts on no other", "edge", sweep([0.0, 0.0], **ALONE), 8, check=never_survives
+        "every point loses one task, and acts on no other", "tied", sweep([0.0, 0.0], **ALONE), 8, check=never_survives
     ),
     Case("no point saves enough", "premise", lambda rng: Found([point(rng, saves=0.1), point(rng, saves=-0.2)])),
 ]

@@ -52,6 +52,8 @@ from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.policy.thresholds import default_probes, fixed_entropy
 from emad_ref.protocol import Unsupported
 from emad_ref.readout.lowrank import factors
+from emad_ref.verdict.counting import TaskAt
+from emad_ref.verdict.units import ByItem
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
 
@@ -533,6 +535,21 @@ def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: Evid
     assert (full["margin, nats"], found[0]["margin, nats"]) == (None, 0.0)
     assert [row["margin, nats"] for row in found] == sorted(row["margin, nats"] for row in found)
     assert found[0]["mean depth"] < found[-1]["mean depth"]
+
+
+def test_the_curve_of_margins_names_the_tasks_that_count(run: Evidence) -> None:
+    held = {"solved": (np.arange(100) < 90, 0.2), "idle": (np.arange(100) < 80, 0.01)}
+    full = run.subject.full
+
+    def at(task: str, point: OperatingPoint) -> TaskAt:
+        right, saving = held[task]
+        return TaskAt(ByItem.distinct(right), ByItem.distinct(right), 0.0, 0.0 if point == full else saving)
+
+    evidence = SimpleNamespace(subject=run.subject, scored=SimpleNamespace(replayed=list(held), at=at))
+    shares = {"solved %": 0.9, "idle %": 0.8}
+    assert margin.accuracies(evidence, NEVER) == shares | {"tasks that count": "solved"}
+    assert margin.accuracies(evidence, full) == shares | {"tasks that count": None}
+    assert margin.accuracies(run, NEVER) == {}, "a corpus without tasks has no such column"
 
 
 @pytest.mark.usefixtures("untimed")
