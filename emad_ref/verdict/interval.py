@@ -348,13 +348,19 @@ class _Discordant:
 
     def tails(self, drop: float) -> tuple[float, float]:
         """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
-        nuisance = float(_nuisance(self.lost * self.n, self.gained * self.n, self.n, drop))
-        seen = float(_score(self.lost * self.n, self.gained * self.n, self.n, drop))
+        lost, gained = self.lost * self.n, self.gained * self.n
+        nuisance = float(_nuisance(lost, gained, self.n, drop))
+        # Items in clusters make no whole counts: 3.995 of 799 is four, not more than three.
+        least, most = (
+            (math.floor(lost + 1e-9), math.ceil(gained - 1e-9)),
+            (math.ceil(lost - 1e-9), math.floor(gained + 1e-9)),
+        )
+        high, low = (float(_score(*counts, self.n, drop)) for counts in (least, most))
         if self.n * (2 * nuisance + abs(drop)) > NORMAL_TAIL:
-            return float(stats.norm.sf(seen)), float(stats.norm.cdf(seen))
+            return float(stats.norm.sf(high)), float(stats.norm.cdf(low))
         lost, gained, chance = _tables(self.n, max(0.0, nuisance + drop), nuisance)
         score = _score(lost, gained, self.n, drop)
-        above, below = (float(chance[side].sum()) for side in (score >= seen - 1e-9, score <= seen + 1e-9))
+        above, below = (float(chance[side].sum()) for side in (score >= high - 1e-9, score <= low + 1e-9))
         return min(1.0, above), min(1.0, below)
 
     def bound(self, error: float, end: float) -> float:
@@ -382,16 +388,22 @@ def _discordant(reference: ByItem, candidate: ByItem) -> _Discordant:
 def _design_effect(values: ByItem) -> float:
     """How many items of clusters are worth one independent item (Rao & Scott 1992), one at least.
 
-    The spread of cluster sums over what it were if items were independent; few clusters are given Student's quantile
-    for the normal one. Where no item differs, a cluster counts as one item.
+    The spread of cluster sums over what it were if items were independent, with Student's quantile for the normal one:
+    of as many degrees of freedom as clusters hold a difference, less one, for the others say nothing of spread. Where
+    fewer than ``FEWEST_DIFFERING`` do, a cluster counts as one item at most: one item lost in 400 of 100 clusters looks
+    independent of all others, and at a true loss of 1 % and a correlation of 0.3 the bound erred 13 % of the time.
     """
     away = values.values - values.values.mean()
     sums, total = values.like(away).independent, float(away @ away)
     clusters = len(sums)
+    whole = len(away) / clusters
     if clusters == 1 or total == 0:
-        return len(away) / clusters
+        return whole
     effect = clusters / (clusters - 1) * float(sums @ sums) / total
-    student, normal = stats.t.ppf(0.95, clusters - 1), stats.norm.ppf(0.95)
+    differing = int(np.count_nonzero(values.like(np.abs(values.values)).independent))
+    if differing < FEWEST_DIFFERING:
+        return max(whole, effect)
+    student, normal = stats.t.ppf(0.95, differing - 1), stats.norm.ppf(0.95)
     return max(1.0, effect * float(student / normal) ** 2)
 
 
@@ -418,7 +430,9 @@ def _tables(n: int, lost: float, gained: float) -> tuple[NDArray[np.float64], ND
     b, c = b[:, None], c[None, :]
     rest = n - b - c
     logs = special.gammaln(n + 1) - special.gammaln(b + 1) - special.gammaln(c + 1) - special.gammaln(abs(rest) + 1)
-    logs = logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    logs = (
+        logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    )
     return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
 
 

@@ -275,6 +275,28 @@ def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
         accuracy_drop(*(ByItem.distinct(np.asarray(arm)) for arm in arms), threshold=0.01)
 
 
+def test_few_clusters_that_differ_do_not_pass_for_independent_items():
+    """One item lost in a hundred paragraphs of four: of what goes wrong together nothing was seen."""
+    cluster, kept = np.repeat(np.arange(100), 4), np.ones(400, dtype=bool)
+    kept[7] = False
+    reference = ByItem(np.ones(400, dtype=bool), cluster)
+    drop = accuracy_drop(reference, reference.like(kept), threshold=0.01)
+    assert drop.p_below > stats.binom.cdf(0, 100, 0.01) - 1e-6
+    alone = ByItem.distinct(reference.values)
+    assert accuracy_drop(alone, alone.like(kept), threshold=0.01).p_below == pytest.approx(
+        stats.binom.cdf(1, 400, 0.01)
+    )
+
+
+def test_paragraphs_lost_as_a_whole_are_counted_as_whole_paragraphs():
+    """Four of 800, each of four questions, are never less than four of 800 items."""
+    cluster = np.repeat(np.arange(800), 4)
+    reference = ByItem(np.ones(3200, dtype=bool), cluster)
+    drop = accuracy_drop(reference, reference.like(cluster >= 4), threshold=0.01)
+    assert drop.p_below == pytest.approx(stats.binom.cdf(4, 800, 0.01), rel=0.02)
+    assert drop.p_above >= stats.binom.sf(3, 800, 0.01) - 0.01
+
+
 def test_needed_items_are_enough_and_hardly_more():
     """Without discordance the bound 1 − (0.025)^{1/n} reaches one point at n = 368 (found to half a per cent)."""
     number = needed_items(*answers(0, 0, 100), threshold=0.01, error=0.05)
