@@ -32,7 +32,7 @@ ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
 
 @dataclass(frozen=True)
 class Reading:
-    """One estimator of one size: uncorrected estimates [tokens, probes], nats. ``listed``: not the paper's, and so reports only."""
+    """Uncorrected estimates [tokens, probes] of one estimator and size, nats. ``listed``: ours, and so reports only."""
 
     estimator: str
     nats: Floats

@@ -51,10 +51,12 @@ class Found:
 
 def decide(found: Found, asked: Asked) -> Verdict:
     """Legs: the slope of entropy, and the share of hard tokens above the cap; depth and the share of all report."""
-    tests, listed = [_slope(found, asked)], []
-    late = _late(found, asked)
-    (tests if isinstance(late, Tested) else listed).append(late)
-    return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *listed, *_beside(found, asked)])
+    tests, beside = [_slope(found, asked)], _beside(found, asked)
+    if reason := _why_none_is_late(found, asked):
+        beside.insert(0, unseen(HARD_LEG, reason))
+    else:
+        tests.append(_late(found, asked))
+    return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
 def _slope(found: Found, asked: Asked) -> Tested:
@@ -64,15 +66,19 @@ def _slope(found: Found, asked: Asked) -> Tested:
     return weighed("entropy of the last layer, within documents", slope, "above", most, asked.claim.minimum)
 
 
-def _late(found: Found, asked: Asked) -> Tested | Leg:
-    """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
-    most, least_nats = asked.claim.thresholds["hard_above_cap"], asked.claim.thresholds["hard_nats"]
-    hard = found.entropy_nats > least_nats
-    if not hard.any():
-        return unseen(HARD_LEG, f"no token is above {least_nats:g} nats at the last layer: none can come too late")
+def _why_none_is_late(found: Found, asked: Asked) -> str:
+    """Why no hard token could have come too late, whatever the text; empty where one could."""
+    least_nats = asked.claim.thresholds["hard_nats"]
+    if not (found.entropy_nats > least_nats).any():
+        return f"no token is above {least_nats:g} nats at the last layer: none can come too late"
     if found.blocks_saved < EXERCISED:
-        said = f"the rule leaves out {100 * found.blocks_saved:.1f} % of blocks: depth does not fall"
-        return unseen(HARD_LEG, f"{said}, so nothing can come after it has")
+        return f"depth hardly falls: {100 * found.blocks_saved:.1f} % of blocks are left out, so none can come too late"
+    return ""
+
+
+def _late(found: Found, asked: Asked) -> Tested:
+    """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
+    most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
     document = DocumentOf(found.document.number[hard])
     late = ByDocument.summed(found.above_cap[hard].astype(np.int64), document)
     all_hard = ByDocument.summed(np.ones(len(document), dtype=np.int64), document)

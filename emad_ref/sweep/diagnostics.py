@@ -3,8 +3,8 @@
 ``echo``         share of tokens whose top-1 after layer ℓ is the token that was just read: what a tied unembedding says
                  of a state that is still its own embedding, with low entropy and no foresight.
 ``agreement``    AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 says nothing.
-``bound_and_free``  depth under the monotone constraint and without it: tokens whose free depth exceeds the bound are late
-                 hard tokens, which the schedule cannot serve (EMAD, "Limitations").
+``bound_and_free``  depth with and without the monotone constraint; a token whose free depth exceeds its bound is a late
+                 hard one, which the schedule cannot serve (EMAD, "Limitations").
 ``collapse``     decided tokens before depth is down at the first probe.
 ``along``        depth with and without the monotone constraint, and entropy, in every doubling of the position.
 """
