@@ -79,7 +79,7 @@ def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper:
 def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
-    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 3
+    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 4
     assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
 
 
