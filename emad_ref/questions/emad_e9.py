@@ -25,7 +25,7 @@ from emad_ref.questions.premises import quality_premise
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.diagnostics import along, bound_and_free
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import mean_rate, position_slope
+from emad_ref.verdict.interval import mean_rate, slope_within_documents
 from emad_ref.verdict.legs import Tested, corrected, estimated, row, unseen, weighed
 from emad_ref.verdict.units import ByDocument, DocumentOf
 
@@ -62,7 +62,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def _slope(found: Found, asked: Asked) -> Tested:
     most = asked.claim.thresholds["slope_nats"]
     columns = found.doublings, found.entropy_nats, found.document
-    slope = position_slope(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
+    slope = slope_within_documents(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
     return weighed("entropy of the last layer, within documents", slope, "above", most, asked.claim.minimum)
 
 
@@ -88,7 +88,7 @@ def _late(found: Found, asked: Asked) -> Tested:
 
 def _beside(found: Found, asked: Asked) -> list[Leg]:
     columns = found.doublings, found.free_depth, found.document
-    free = position_slope(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
+    free = slope_within_documents(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
     above = ByDocument.summed(found.above_cap.astype(np.int64), found.document)
     tokens = ByDocument.summed(np.ones(len(found.document), dtype=np.int64), found.document)
     capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
