@@ -89,7 +89,7 @@ def perplexity_rise(
     if not threshold > -1:
         raise BadArgument("threshold", threshold, "a rise above -1", "perplexity cannot fall by more than all of it")
     rate = mean_rate(
-        ByDocument(candidate - reference),
+        nll_candidate.like(candidate - reference),
         tokens,
         threshold=math.log1p(threshold),
         rng=rng,
@@ -225,7 +225,7 @@ def slope_within_documents(
     if not seen.any():
         raise BadArgument("x", "one value", "values that differ", "there is no slope over one position")
     scale = 2 / weight[seen].min()  # ``mean_rate`` wants weights of 1 and more; the ratio does not care
-    parts = ByDocument(product[seen] * scale), ByDocument(weight[seen] * scale)
+    parts = (ByDocument(column * scale, np.arange(len(seen))).among(seen) for column in (product, weight))
     return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
 
 
@@ -658,11 +658,12 @@ def _column(name: str, column: Units, kind: type[Units]) -> Floats:
 
 
 def _require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
-    """As many units as ``other``, in the same clusters where units have any."""
+    """The same units as ``other``: as many, and under the same numbers or in the same clusters."""
     if np.shape(column.values) != np.shape(other.values):
         raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
-    if isinstance(column, ByItem) and isinstance(other, ByItem) and not np.array_equal(column.cluster, other.cluster):
-        raise BadArgument(f"{name}.cluster", column.cluster[:5], "the clusters of the other side", "they are paired")
+    mine, theirs = column.names, other.names
+    if mine is not None and theirs is not None and not np.array_equal(mine, theirs):
+        raise BadArgument(f"{name}.names", mine[:5], f"the {column.noun} of the other side, {theirs[:5]}", remedy)
 
 
 def _pooled(column: Units) -> Floats:

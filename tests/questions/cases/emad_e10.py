@@ -20,7 +20,7 @@ def lost(rise: float, drop: float | None = None, *, perplexity: float = 5.0, doc
         tokens = rng.integers(100, 300, documents)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(documents)
         nats = full + np.log1p(rise) + 0.002 * rng.standard_normal(documents)
-        sums = (ByDocument(column) for column in (nats * tokens, full * tokens, tokens))
+        sums = (ByDocument.distinct(column) for column in (nats * tokens, full * tokens, tokens))
         return Found(MARGIN, Tested(*sums, perplexity, None if drop is None else answers(drop, rng)))
 
     return found

@@ -104,6 +104,7 @@ CASES = [
     *celled("entropy is the same everywhere", "edge", cell(0.0, 0.2)),
     *celled("three quarters of hard tokens come too late", "edge", cell(-0.5, MOST)),
     *celled("both at their thresholds", "edge", cell(0.0, MOST)),
-    *celled("more hard tokens come too late", "power", cell(-0.5, MOST + 0.16)),
-    *celled("fewer hard tokens come too late", "power", cell(-0.5, MOST - 0.16), wanted="survived"),
+    # thirty documents of ICC 0.3 find neither four times in five: 55 and 80 % of 500 draws
+    *celled("more hard tokens come too late", "power", cell(-0.5, MOST + 0.16), n=(60, 200)),
+    *celled("fewer hard tokens come too late", "power", cell(-0.5, MOST - 0.16), n=(60, 200), wanted="survived"),
 ]

@@ -39,7 +39,7 @@ def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[ByDocu
     tokens = source.integers(50, 300, n)
     reference = tokens * source.uniform(1.0, 3.0, n)
     candidate = reference + tokens * (rate + spread * source.standard_normal(n))
-    return ByDocument(candidate), ByDocument(reference), ByDocument(tokens)
+    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
 
 
 def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
@@ -48,7 +48,7 @@ def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
 
 def each(*values: float) -> ByDocument:
     """One value for each document."""
-    return ByDocument(np.array(values))
+    return ByDocument.distinct(np.array(values))
 
 
 # --- perplexity ---------------------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def test_one_sided_bounds_err_about_as_often_as_they_say():
         tokens = source.integers(100, 400, 30)
         sums = tokens * source.exponential(0.02, 30)
         draws = document_draws(30, 499, source)
-        columns = ByDocument(sums), ByDocument(tokens)
+        columns = ByDocument.distinct(sums), ByDocument.distinct(tokens)
         estimate = mean_rate(*columns, threshold=0.02, rng=source, unit="nats", draws=draws)
         above, below = above + (estimate.p_above <= 0.05), below + (estimate.p_below <= 0.05)
     assert 0.015 < above / 600 < 0.085
@@ -142,10 +142,10 @@ def test_one_document_has_no_spread():
 
 def test_one_differing_document_among_thirty_bounds_nothing_from_above():
     """A third of all bootstrap samples miss that document and have no spread: no finite upper bound, no p-value."""
-    tokens = ByDocument(np.full(30, 100))
+    tokens = ByDocument.distinct(np.full(30, 100))
     sums = np.zeros(30)
     sums[4] = 1.0
-    rate = mean_rate(ByDocument(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
+    rate = mean_rate(ByDocument.distinct(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
     assert rate.high == math.inf
     assert rate.p_below > 0.3
 
@@ -187,7 +187,7 @@ def test_a_rate_is_of_one_kind_of_unit():
     assert (rate.noun, rate.n) == ("items", 3)
     assert "of items" in rate.method
     with pytest.raises(BadArgument, match=r"^tokens='ByDocument'"):
-        mean_rate(items, ByDocument(weights), threshold=0.0, rng=rng(), unit="blocks")
+        mean_rate(items, ByDocument.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
 
 
 def test_draws_are_whole_resamples_of_documents():
@@ -203,7 +203,7 @@ def test_draws_are_whole_resamples_of_documents():
 
 def test_steps_and_slope_of_a_profile_without_noise_are_exact():
     tokens, mean = np.array([10, 20, 30]), np.array([4.0, 3.0, 3.5])
-    columns = ByDocument(tokens[:, None] * mean), ByDocument(tokens)
+    columns = ByDocument.distinct(tokens[:, None] * mean), ByDocument.distinct(tokens)
     steps = profile_steps(*columns, threshold=0.0, rng=rng())
     assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
     assert [(step.p_above, step.p_below) for step in steps] == [(1.0, 0.0), (0.0, 1.0)]
@@ -213,7 +213,7 @@ def test_steps_and_slope_of_a_profile_without_noise_are_exact():
 
 def test_a_profile_of_one_layer_is_refused():
     with pytest.raises(BadArgument, match="entropy_sums"):
-        profile_steps(ByDocument(np.ones((3, 1))), ByDocument(np.ones(3)), threshold=0.0, rng=rng())
+        profile_steps(ByDocument.distinct(np.ones((3, 1))), ByDocument.distinct(np.ones(3)), threshold=0.0, rng=rng())
 
 
 # --- accuracy -----------------------------------------------------------------------------------------------------
@@ -566,7 +566,7 @@ def test_four_times_the_documents_halve_the_distance_needed():
     number = needed_n(few, 1e-4)
     assert few.p_below > 1e-4
     assert number > 30
-    repeated = (ByDocument(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
+    repeated = (ByDocument.distinct(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
     more = perplexity_rise(*repeated, threshold=0.03, rng=rng())
     assert more.p_below <= 2e-4
 
