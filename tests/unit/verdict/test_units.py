@@ -48,7 +48,7 @@ def test_items_without_clusters_are_no_column():
 def test_windows_do_not_pass_for_documents():
     """They carry the number of their document, and two of one number are no column of documents."""
     windows, document = np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])
-    with pytest.raises(BadArgument, match=r"number=3 entries, but expected one entry for each of 2 documents; sum win"):
+    with pytest.raises(BadArgument, match="expected one entry for each of 2 documents; sum windows first"):
         ByDocument(windows, document)
     with pytest.raises(TypeError, match="number"):
         ByDocument(windows)
