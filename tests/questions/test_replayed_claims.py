@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -65,6 +67,22 @@ def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
     windows = sound.subject.sequences("evaluate", emad_e4.READ)
     assert len(windows) > DOCUMENTS
     assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "names"),
+    [
+        (50304, 512, ["topk-32", "topk-128", "lowrank-32 top-128", "lowrank-64 top-128"]),
+        (512, 128, ["topk-8", "topk-32", "lowrank-8 top-32", "lowrank-16 top-32"]),
+        (101, 32, ["topk-4", "topk-6", "lowrank-2 top-6", "lowrank-4 top-6"]),
+        (64, 8, ["topk-4", "lowrank-1 top-4"]),
+    ],
+)
+def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
+    """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
+    subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
+    paper = Estimates(SimpleNamespace(subject=subject)).paper
+    assert [estimator.name for estimator in paper] == names
 
 
 # ---------------------------------------------------------------- a bridge that failed
