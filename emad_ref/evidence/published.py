@@ -215,9 +215,9 @@ class Published:
                 assert result.items == full.items
                 assert result.tokens is not None
                 pairs[f"lm-eval's {name}"] = (
-                    ByDocument(result.scores),
-                    ByDocument(full.scores),
-                    ByDocument(result.tokens),
+                    ByDocument.distinct(result.scores),
+                    ByDocument.distinct(full.scores),
+                    ByDocument.distinct(result.tokens),
                 )
         return pairs
 

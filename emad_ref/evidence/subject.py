@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TextIO
 
 import numpy as np
@@ -36,7 +38,6 @@ from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
 
-FEWEST_DOCUMENTS = 30  # METHODS, "Level": no document gives more windows than leaves room for so many
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
@@ -177,10 +178,14 @@ class Subject:
             yield np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows, from 30 documents or more where the corpus has them."""
+        """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
+
+        Documents are what intervals resample: the third window of one says less than the first of another.
+        """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
-        each = max(1, count // FEWEST_DOCUMENTS)
-        cut = windows(self.documents(split), self.window, self.opening, count, each)
+        cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
+        if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
+            cut = in_turns(windows(self.documents(split), self.window, self.opening), count)
         return [replace(window, source=self.source) for window in cut]
 
     def bars(self) -> TextIO | None:
@@ -298,6 +303,17 @@ class Subject:
             model.generation_config = kept
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
+
+
+def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
+    """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
+    turns: Counter[int] = Counter()
+    placed = []
+    for place, window in enumerate(cut):
+        placed.append((turns[window.document], place, window))
+        turns[window.document] += 1
+    chosen = sorted(placed, key=itemgetter(0))[:count]
+    return [window for _, _, window in sorted(chosen, key=itemgetter(1))]
 
 
 @contextmanager

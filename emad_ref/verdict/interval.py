@@ -89,7 +89,7 @@ def perplexity_rise(
     if not threshold > -1:
         raise BadArgument("threshold", threshold, "a rise above -1", "perplexity cannot fall by more than all of it")
     rate = mean_rate(
-        ByDocument(candidate - reference),
+        nll_candidate.like(candidate - reference),
         tokens,
         threshold=math.log1p(threshold),
         rng=rng,
@@ -205,62 +205,43 @@ def profile_slope(entropy_sums: Units, tokens: Units, *, threshold: float, rng: 
     return mean_rate(weighted, tokens, threshold=threshold, rng=rng, unit="nats per layer")
 
 
-def position_slope(
-    x: Floats, y: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
-) -> Estimate:
-    """Least-squares slope of ``y`` over ``x``, both [tokens], clustered by ``document`` [tokens].
-
-    The slope is a ratio of sums over tokens, Σ (x−x̄)(y−ȳ) / Σ (x−x̄)², and so of sums over documents: those are
-    resampled. Documents whose x never leaves x̄ weigh nothing and are left out.
-
-    Raises:
-        BadArgument: no spread in ``x``, and as in ``mean_rate``.
-    """
-    return _slope(x - x.mean(), y - y.mean(), document, threshold=threshold, rng=rng, unit=unit)
-
-
 def slope_within_documents(
     x: Floats, y: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
 ) -> Estimate:
-    """Least-squares slope of ``y`` over ``x`` with a level of its own for each document (fixed effects).
+    """Least-squares slope of ``y`` over ``x``, both [tokens], with a level for each document (fixed effects).
 
-    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator. Where long documents are easy
-    throughout, ``position_slope`` falls although no document's y does (Simpson's paradox); this one sees no levels.
-    Arguments and errors as in ``position_slope``.
+    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator: of tokens pooled over documents, long
+    easy documents alone would make a slope (Simpson's paradox). It is a ratio of sums over documents: those are
+    resampled. Documents whose x is the same everywhere weigh nothing and are left out.
+
+    Raises:
+        BadArgument: no spread in ``x`` within any document, and as in ``mean_rate``.
     """
     place = document.place
     tokens = np.bincount(place)
     away, beside = (column - (np.bincount(place, weights=column) / tokens)[place] for column in (x, y))
-    return _slope(away, beside, document, threshold=threshold, rng=rng, unit=unit)
-
-
-def _slope(
-    away: Floats, beside: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
-) -> Estimate:
-    """Σ away · beside / Σ away², both [tokens] and centred, clustered by document."""
-    place = document.place
-    weight = np.bincount(place, weights=away**2)
-    product = np.bincount(place, weights=away * beside)
+    weight, product = np.bincount(place, weights=away**2), np.bincount(place, weights=away * beside)
     seen = weight > 1e-9 * weight.sum()
     if not seen.any():
         raise BadArgument("x", "one value", "values that differ", "there is no slope over one position")
-    scale = 1 / weight[seen].min()  # ``mean_rate`` wants weights of at least 1; the ratio does not care
-    parts = ByDocument(product[seen] * scale), ByDocument(weight[seen] * scale)
+    scale = 2 / weight[seen].min()  # ``mean_rate`` wants weights of 1 and more; the ratio does not care
+    parts = (ByDocument(column * scale, np.arange(len(seen))).among(seen) for column in (product, weight))
     return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
 
 
-def rank_correlation(
-    a: Floats, b: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, resamples: int = 999
-) -> Estimate:
-    """Spearman's ρ of ``a`` and ``b`` [tokens], percentile bootstrap over ``document`` [tokens].
+def rank_correlation(a: Floats, b: Floats, document: DocumentOf, *, threshold: float, level: float = 0.95) -> Estimate:
+    """Spearman's ρ of ``a`` and ``b`` [tokens], jackknife over ``document`` [tokens] on Fisher's scale, artanh ρ.
 
-    Every resample is ranked anew, from how often each value is drawn: with the ranks of the whole sample a 95 %
-    interval missed 13 % of the time at 40 documents, re-ranked 9 % (400 simulations). A resample without spread has no
-    order; it counts against either side.
+    Every sample without one document is ranked anew; the spread of these values gives a standard error, Student's t
+    with n − 1 degrees of freedom the rest (Efron & Tibshirani 1993, chapter 11). SciPy resamples entries, not
+    documents of many tokens. At ρ = 0.95, the threshold, it falsified in 5 and 7 % of 300 simulations at 30 documents
+    (correlation within documents 0 and 0.3), where a percentile bootstrap did in 8 %.
 
     Raises:
-        BadArgument: fewer than two documents, or a column without spread.
+        BadArgument: fewer than two documents, a column without spread, a threshold that is no correlation.
     """
+    if not -1 < threshold < 1:
+        raise BadArgument("threshold", threshold, "a correlation between -1 and 1")
     dense = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     place = document.place
     documents = int(place.max()) + 1
@@ -269,13 +250,35 @@ def rank_correlation(
     if not all(column.max() > 0 for column in dense):
         raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
     value = _weighted_spearman(dense, np.ones(len(place)))
-    drawn = np.array([_weighted_spearman(dense, draw[place]) for draw in document_draws(documents, resamples, rng)])
-    p_above = (1 + int((~(drawn > threshold)).sum())) / (resamples + 1)
-    p_below = (1 + int((~(drawn < threshold)).sum())) / (resamples + 1)
-    low = float(np.quantile(np.nan_to_num(drawn, nan=-1.0), 0.025))
-    high = float(np.quantile(np.nan_to_num(drawn, nan=1.0), 0.975))
-    method = f"percentile bootstrap, {resamples} samples of documents"
-    return Estimate(value, low, high, documents, p_above, p_below, "Spearman ρ", method, ByDocument.noun)
+    without = np.array([_weighted_spearman(dense, (place != left).astype(float)) for left in range(documents)])
+    unit, noun = "Spearman ρ", ByDocument.noun
+    if np.abs(without - value).max() <= 1e-12:
+        return _exactly(value, documents, threshold, unit, "exact: the same order without any document", noun)
+    if np.isnan(without).any():
+        said = "one document holds all the spread there is"
+        return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, unit, said, noun)
+    fisher, spread = np.arctanh(_off_one(value)), np.arctanh(_off_one(without))
+    error = math.sqrt((documents - 1) * float(spread.var()))
+    student = stats.t(documents - 1)
+    half = float(student.ppf((1 + level) / 2)) * error
+    away = (fisher - math.atanh(threshold)) / error
+    return Estimate(
+        value,
+        float(np.tanh(fisher - half)),
+        float(np.tanh(fisher + half)),
+        documents,
+        float(student.sf(away)),
+        float(student.cdf(away)),
+        unit,
+        "jackknife over documents, Student's t on artanh ρ",
+        noun,
+    )
+
+
+def _off_one(rho: Floats | float) -> Floats:
+    """ρ where artanh is finite: a perfect order of few tokens is no certainty."""
+    edge = 1 - 1e-9
+    return np.clip(np.asarray(rho, dtype=np.float64), -edge, edge)
 
 
 def _weighted_spearman(dense: Sequence[Ints], weight: Floats) -> float:
@@ -667,11 +670,12 @@ def _column(name: str, column: Units, kind: type[Units]) -> Floats:
 
 
 def _require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
-    """As many units as ``other``, in the same clusters where units have any."""
+    """The same units as ``other``: as many, and under the same numbers or in the same clusters."""
     if np.shape(column.values) != np.shape(other.values):
         raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
-    if isinstance(column, ByItem) and isinstance(other, ByItem) and not np.array_equal(column.cluster, other.cluster):
-        raise BadArgument(f"{name}.cluster", column.cluster[:5], "the clusters of the other side", "they are paired")
+    mine, theirs = column.names, other.names
+    if mine is not None and theirs is not None and not np.array_equal(mine, theirs):
+        raise BadArgument(f"{name}.names", mine[:5], f"the {column.noun} of the other side, {theirs[:5]}", remedy)
 
 
 def _pooled(column: Units) -> Floats:

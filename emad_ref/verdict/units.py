@@ -43,28 +43,66 @@ class Units:
         return replace(self, values=self.values[seen])
 
     @property
+    def names(self) -> Ints | None:
+        """[units] what tells units apart or together, where they have such numbers: two columns are paired by them."""
+        return None
+
+    @property
     def independent(self) -> NDArray[Any]:
         """[n, …] ``values``, summed over those that depend on each other: what is resampled, and what n counts."""
         return self.values
 
 
+@dataclass(frozen=True, eq=False)
 class ByDocument(Units):
-    """One entry per document: its windows are summed."""
+    """One entry per document: its windows are summed.
 
+    ``number`` int64 [documents]: which document each entry is, no two the same. Windows know theirs, and so become
+    documents through ``summed`` alone; documents that were never cut are ``ByDocument.distinct``.
+
+    Raises:
+        BadArgument: two entries of one document; another count of numbers than of entries.
+    """
+
+    number: Ints
     noun = "documents"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if np.shape(self.number) != (len(self.values),):
+            expected = f"int64 [{len(self.values)}]"
+            raise BadArgument("number", np.shape(self.number), expected, "one number for each document")
+        if len(np.unique(self.number)) < len(self.number):
+            entries, documents = len(self.number), len(np.unique(self.number))
+            expected = f"one entry for each of {documents} documents"
+            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.summed")
+
+    @classmethod
+    def distinct(cls, values: NDArray[Any]) -> ByDocument:
+        """Documents that were taken whole, and none of which is part of another."""
+        return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
     @classmethod
     def summed(cls, values: NDArray[Any], document: DocumentOf) -> ByDocument:
         """Sums of ``values`` [n, …] within each document, in the order of their numbers.
 
-        >>> windows = DocumentOf(np.array([0, 0, 1]))
-        >>> ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows).values
-        array([5., 4.])
+        >>> windows = DocumentOf(np.array([0, 0, 4]))
+        >>> found = ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows)
+        >>> found.values, found.number
+        (array([5., 4.]), array([0, 4]))
 
         Raises:
             BadArgument: another number of entries than ``document`` has.
         """
-        return cls(document.sums(np.asarray(values)))
+        return cls(document.sums(np.asarray(values)), np.unique(document.number))
+
+    def among(self, seen: Bools) -> Self:
+        """Those documents only of which ``seen`` [documents] is true, under their numbers."""
+        return replace(self, values=self.values[seen], number=self.number[seen])
+
+    @property
+    def names(self) -> Ints | None:
+        return self.number
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +147,10 @@ class ByItem(Units):
         array([3., 4.])
         """
         return self.values if self.all_distinct else DocumentOf(self.cluster).sums(self.values)
+
+    @property
+    def names(self) -> Ints | None:
+        return self.cluster
 
     @property
     def all_distinct(self) -> bool:

@@ -20,9 +20,9 @@ def met(*rises: float, documents: int = 200):
         duels = []
         for saved, rise in zip(LEVELS, rises, strict=False):
             both = level + saved + 0.05 * rng.standard_normal((2, documents)) + [[np.log1p(rise)], [0.0]]
-            ours, rival = (ByDocument(nats * tokens) for nats in both)
+            ours, rival = (ByDocument.distinct(nats * tokens) for nats in both)
             duels.append(Met(saved, Side(f"emad {saved}", ours), Side(f"rival {saved}", rival)))
-        return Found(duels, ByDocument(tokens))
+        return Found(duels, ByDocument.distinct(tokens))
 
     return found
 

@@ -20,7 +20,7 @@ def documents(rng: np.random.Generator, rise: float, count: int, spread: float =
     full = tokens * rng.uniform(1.0, 3.0, count)
     each = math.log1p(rise) + spread * rng.standard_normal(count)
     # a rate that depends on the length would move Σ x / Σ n away from the mean rate: the truth is the latter
-    return ByDocument(full + tokens * each), ByDocument(full), ByDocument(tokens)
+    return ByDocument.distinct(full + tokens * each), ByDocument.distinct(full), ByDocument.distinct(tokens)
 
 
 def items(

@@ -19,8 +19,8 @@ RUN = Study()
 # Legs of one model of twelve layers, smoke budget, without a named margin or tasks: what the rows of the register were
 # counted as before each question had its own count.
 LEGS = {
-    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 2, "EMAD-E1": 11, "EMAD-E4": 4, "EMAD-E6": 3, "EMAD-E7": 2,
-    "EMAD-E9": 1, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
+    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 2, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 3, "EMAD-E7": 2,
+    "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
     "EMAD-R4": 4, "EMAD-R5": 2, "EE-1": 4, "EE-3": 8, "EE-7": 2, "EE-9": 8, "EE-13": 4, "EE-15": 4, "EAD-F1": 10,
     "EAD-F2": 2,
 }  # fmt: skip

@@ -30,7 +30,7 @@ def corpus(rise: float, n: int = 200, spread: float = 0.002, seed: int = 1):
     tokens = source.integers(100, 300, n)
     reference = 2.0 * tokens
     candidate = reference + tokens * (math.log1p(rise) + spread * source.standard_normal(n))
-    return ByDocument(candidate), ByDocument(reference), ByDocument(tokens)
+    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
 
 
 def task(lost: int, n: int = 1000):
@@ -233,8 +233,8 @@ def test_without_a_corpus_it_cannot_survive():
 
 
 def test_lossless_exits_survive_exactly():
-    tokens = ByDocument(np.full(200, 100))
-    nll = ByDocument(2.0 * tokens.values)
+    tokens = ByDocument.distinct(np.full(200, 100))
+    nll = ByDocument.distinct(2.0 * tokens.values)
     verdict = f1(PointEvidence("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
     assert verdict.legs[0].interval == (0.0, 0.0)

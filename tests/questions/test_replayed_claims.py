@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -67,6 +69,22 @@ def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
     assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "names"),
+    [
+        (50304, 512, ["topk-32", "topk-128", "lowrank-32 top-128", "lowrank-64 top-128"]),
+        (512, 128, ["topk-8", "topk-32", "lowrank-8 top-32", "lowrank-16 top-32"]),
+        (101, 32, ["topk-4", "topk-6", "lowrank-2 top-6", "lowrank-4 top-6"]),
+        (64, 8, ["topk-4", "lowrank-1 top-4"]),
+    ],
+)
+def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
+    """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
+    subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
+    paper = Estimates(SimpleNamespace(subject=subject)).paper
+    assert [estimator.name for estimator in paper] == names
+
+
 # ---------------------------------------------------------------- a bridge that failed
 
 
@@ -79,7 +97,7 @@ def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper:
 def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
-    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 3
+    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 4
     assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
 
 

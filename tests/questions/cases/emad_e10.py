@@ -38,7 +38,7 @@ def lost(
         tokens = rng.integers(100, 300, count)
         full = np.log(perplexity) + 0.2 * rng.standard_normal(count)
         nats = full + np.log1p(rise) + spread * rng.standard_normal(count)
-        sums = (ByDocument(column) for column in (nats * tokens, full * tokens, tokens))
+        sums = (ByDocument.distinct(column) for column in (nats * tokens, full * tokens, tokens))
         tasks = {task: items(rng, drop, answered, 0.8, **options) for task, drop in drops.items()}
         tasks |= {task: items(rng, drop, answered, 0.8, saving=0.004) for task, drop in (idle or {}).items()}
         measured = float(np.exp((full * tokens).sum() / tokens.sum()))

@@ -20,7 +20,7 @@ def sloped(slope: float, margin: str = "emad m=0.20", gain: float = 0.25):
     def found(rng: np.random.Generator) -> Found:
         tokens = rng.integers(50, 200, DOCUMENTS)
         means = 3.0 + slope * np.arange(LAYERS) + 0.05 * rng.standard_normal((DOCUMENTS, LAYERS))
-        return Found(ByDocument(means * tokens[:, None]), ByDocument(tokens), margin, gain)
+        return Found(ByDocument.distinct(means * tokens[:, None]), ByDocument.distinct(tokens), margin, gain)
 
     return found
 

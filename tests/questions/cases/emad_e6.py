@@ -19,8 +19,8 @@ def damaged(plain: float, documents: int = 40, **conditioned: float):
         tokens = rng.integers(100, 300, documents)
         own = plain + 0.1 * rng.standard_normal(documents)  # what a document loses anyway
         lost = {name: own + nats - plain + 0.02 * rng.standard_normal(documents) for name, nats in conditioned.items()}
-        legs = [Damage(name, ByDocument(nats * tokens), 0.2) for name, nats in lost.items()]
-        return Found(ByDocument(own * tokens), legs, ByDocument(tokens), FOREIGN)
+        legs = [Damage(name, ByDocument.distinct(nats * tokens), 0.2) for name, nats in lost.items()]
+        return Found(ByDocument.distinct(own * tokens), legs, ByDocument.distinct(tokens), FOREIGN)
 
     return found
 

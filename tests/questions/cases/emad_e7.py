@@ -33,7 +33,7 @@ def copies(rng: np.random.Generator, documents: int = 30) -> Copied:
     tokens = rng.integers(20, 30, documents)
     exact = tokens * (2.0 + 0.3 * rng.standard_normal(documents))
     copied = exact + tokens * (COPIED_NATS + 0.02 * rng.standard_normal(documents))
-    return Copied(*(ByDocument(column) for column in (copied, exact, tokens)))
+    return Copied(*(ByDocument.distinct(column) for column in (copied, exact, tokens)))
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:

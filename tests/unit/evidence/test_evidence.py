@@ -139,13 +139,30 @@ def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper
     assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 
 
-def test_thirty_documents_or_more_are_read_where_there_are_so_many(stepper, monkeypatch) -> None:
+def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:
+    monkeypatch.setattr(
+        Subject, "documents", lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count))
+    )
+
+
+def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) -> None:
+    """A document gives a second window only where all have given their first; ids tell them apart."""
     run = evidence(stepper)
-    monkeypatch.setattr(Subject, "documents", lambda self, split: (np.zeros(5000, dtype=np.int64) for _ in range(80)))
-    for count in (30, 60, 100, 200, 1000):
-        windows = run.subject.sequences("evaluate", count)
-        assert len(windows) == count
-        assert len({window.document for window in windows}) >= 30
+    documents_of(monkeypatch, 80)
+    for count in (30, 80, 200, 1000):
+        of = [window.document for window in run.subject.sequences("evaluate", count)]
+        assert len(of) == count
+        assert of == sorted(of)
+        given = np.bincount(of)
+        assert len(given) == min(count, 80)
+        assert given.max() - given.min() <= 1
+
+
+def test_a_corpus_that_is_too_small_gives_all_its_windows(stepper, monkeypatch) -> None:
+    run = evidence(stepper)
+    documents_of(monkeypatch, 3, tokens=2 * (run.subject.window - 1) + 5)
+    of = [window.document for window in run.subject.sequences("evaluate", 400)]
+    assert of == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("opening", [0, None])

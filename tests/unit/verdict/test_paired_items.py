@@ -76,7 +76,7 @@ def test_both_sides_answer_the_same_items() -> None:
             rng=np.random.default_rng(0),
             unit="score",
         )
-    documents = ByDocument(np.zeros(3))
+    documents = ByDocument.distinct(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
         difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")
 
