@@ -64,6 +64,7 @@ def _row(points: Points, loss: Loss, accuracy: Mapping[str, tuple[float, float]]
     return {
         "model": subject.name,
         "name": loss.point.name,
+        "roles": list(points.roles.get(loss.point, ())),
         "family": loss.point.family,
         "corpus": subject.corpus,
         "window_tokens": subject.window,
