@@ -19,6 +19,8 @@ def header(settings: Settings) -> str:
         f"budget {settings.budget.name}",
         f"gate {settings.gating.gate}",
     ]
+    if settings.study.seed:
+        parts.append(f"seed {settings.study.seed}")
     if settings.backend:
         parts.append(f"backend {settings.backend}")
     if settings.gating.require:
