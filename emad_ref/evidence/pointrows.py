@@ -67,6 +67,7 @@ def _row(points: Points, loss: Loss, tasks: Mapping[str, TaskAt], interval: Inte
     return {
         "model": subject.name,
         "name": loss.point.name,
+        "roles": list(points.roles.get(loss.point, ())),
         "family": loss.point.family,
         "corpus": subject.corpus,
         "window_tokens": subject.window,

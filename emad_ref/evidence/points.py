@@ -9,6 +9,7 @@ from functools import cached_property
 from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.traces import Traces
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import apart, spelled
 from emad_ref.sweep.families import SETTINGS
 from emad_ref.sweep.grids import emad_margins, truncations
 from emad_ref.sweep.losses import Loss, loss_table
@@ -17,6 +18,8 @@ from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.units import ByDocument
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
+
+DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on validation"
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,23 @@ class Points:
         (reference,) = loss_table(validation, geometry, [self.subject.full])
         return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
 
-    @cached_property
+    @property
     def put_forward(self) -> list[OperatingPoint]:
-        """Calibrated default, margin chosen on validation, the margin the user named."""
+        """Calibrated default, the margin the user named, the margin chosen on validation: each once."""
+        return list(self.roles)
+
+    @cached_property
+    def roles(self) -> dict[OperatingPoint, tuple[str, ...]]:
+        """Each point put forward → why it is. Only equal points are one, and no two read alike."""
         named, profile = self.subject.study.margin, self.traces.profile
-        margins = [0.0] if named is None else [0.0, named]
+        margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
         if self.selected is not None and self.selected.point.margin_nats is not None:
-            margins.append(self.selected.point.margin_nats)
-        points = [profile.point(margin) for margin in margins]
-        return list({point.name: point for point in points}.values())
+            margins[SELECTED] = self.selected.point.margin_nats
+        found: dict[OperatingPoint, tuple[str, ...]] = {}
+        for (role, margin), text in zip(margins.items(), apart([*margins.values()]), strict=True):
+            point = spelled(profile.point(margin), text)
+            found[point] = (*found.get(point, ()), role)
+        return found
 
     @cached_property
     def losses(self) -> list[Loss]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from operator import itemgetter
 from typing import Any, TextIO
 
@@ -166,9 +166,9 @@ class Subject:
 
     def _source(self, split: Split) -> Iterator[Ints]:
         if self.corpus == "random tokens":
-            rng = np.random.default_rng([self.seed, SPLITS.index(split)])
-            while True:
-                longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+            longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+            for number in count():  # each drawn by itself: what they open with does not depend on the budget
+                rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
             opening = 0 if self.opening is None else self.opening

@@ -34,7 +34,7 @@ Row = dict[str, Cell]
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per operating point.
 
-    Keys, all optional but ``name``: ``model``, ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
+    Keys, all optional but ``name``: ``model``, ``roles`` (why it is put forward), ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
     ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a timed request, its prompt included),
     ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its ``interval`` (fractions), ``accuracy``
     (task → [reference, candidate]), ``not_counted`` (task → why nothing is decided by it), ``time_ratio`` (batch size →
@@ -45,7 +45,7 @@ def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [
         ({"model": Cell(point.get("model") or ABSENT)} if several else {})
         | {
-            "point": Cell(str(point["name"])),
+            "point": Cell("\n".join([point["name"], *(point.get("roles") or ())]), point["name"]),
             "depth": Cell(_number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
             "P50/P90": Cell(
                 f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",

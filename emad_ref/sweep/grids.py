@@ -16,7 +16,7 @@ from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint, truncated
 from emad_ref.policy.early_exit import early_exit
-from emad_ref.policy.thresholds import fixed_entropy, response, short
+from emad_ref.policy.thresholds import fixed_entropy, response, short, spelled
 from emad_ref.signals import Signal
 
 CHUNKS = (4, 8, 16)  # tokens
@@ -47,9 +47,7 @@ def emad_margins(profile: Profile, count: int) -> list[OperatingPoint]:
 
 def _near_target(point: OperatingPoint, target: float, small: float) -> OperatingPoint:
     """``point`` of margin target − small, whose own name would be that of margin ``target``."""
-    assert point.margin_nats is not None
-    plain, exact = f"m={short(point.margin_nats)}", f"m={short(target)}−{small:.1e}"
-    return replace(point, name=point.name.replace(plain, exact, 1))
+    return spelled(point, f"{short(target)}−{small:.1e}")
 
 
 def fixed_entropies(profile: Profile, count: int) -> list[OperatingPoint]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import T5Config, T5ForConditionalGeneration
 
+from emad_ref.verdict.known import known_verdicts
 from tests.suites.conftest import Run, add_tokenizer, only, text_of, verdicts_of
 from tests.unit.tasks.test_datasets import write
 
@@ -65,7 +65,7 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
     assert {name.split(",")[0] for name in legs} == {"squad", "samsum"}, text_of(result)
     assert {leg["n"] for leg in legs.values()} == {ITEMS}
     assert "12 items, at least 100 are needed" in legs["squad, j=2: exit"]["reason"]
-    kept = {entry["claim"]: entry["corpus"] for entry in json.loads((golden / "verdicts.json").read_text())}
+    kept = {entry["claim"]: entry["corpus"] for entry in known_verdicts([golden]).entries}
     assert kept["EE-3"] == kept["EE-9"] == "squad+samsum"
     result.stdout.fnmatch_lines(
         ["*squad: 12 of 12 pairs of dev-v1.1.json; 0 sources cut*", "*samsum: 12 of 12 pairs of test.json*"]

@@ -46,23 +46,34 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
     return made
 
 
+DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on validation"
+
+
 @pytest.mark.parametrize(
     ("named", "chosen", "names"),
     [
-        (None, None, ["emad m=0.00"]),
-        (None, 0.0, ["emad m=0.00"]),
-        (None, 0.004, ["emad m=0.00", "emad m=0.004"]),
-        (0.3, 0.2, ["emad m=0.00", "emad m=0.30", "emad m=0.20"]),
-        (0.2, 0.20000001, ["emad m=0.00", "emad m=0.20", "emad m=0.2"]),
-        (0.2, 0.2, ["emad m=0.00", "emad m=0.20"]),
+        (None, None, {"emad m=0.00": (DEFAULT,)}),
+        (None, 0.0, {"emad m=0.00": (DEFAULT, SELECTED)}),
+        (None, 0.004, {"emad m=0.00": (DEFAULT,), "emad m=0.004": (SELECTED,)}),
+        (0.3, 0.2, {"emad m=0.00": (DEFAULT,), "emad m=0.30": (NAMED,), "emad m=0.20": (SELECTED,)}),
+        (0.2, 0.2, {"emad m=0.00": (DEFAULT,), "emad m=0.20": (NAMED, SELECTED)}),
+        (0.2, 0.20000001, {"emad m=0.00": (DEFAULT,), "emad m=0.20": (NAMED,), "emad m=0.20000001": (SELECTED,)}),
+        (0.12345, 0.12346, {"emad m=0.00": (DEFAULT,), "emad m=0.12345": (NAMED,), "emad m=0.12346": (SELECTED,)}),
+        (0.0, 0.2, {"emad m=0.00": (DEFAULT, NAMED), "emad m=0.20": (SELECTED,)}),
+        (-0.0, 0.2, {"emad m=0.00": (DEFAULT, NAMED), "emad m=0.20": (SELECTED,)}),
+        (1e-20, None, {"emad m=0.00": (DEFAULT,), "emad m=1e-20": (NAMED,)}),
     ],
 )
-def test_points_put_forward_have_names_of_their_own(stepper, named, chosen, names) -> None:
+def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
+    """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
     run.points.__dict__["selected"] = (
         None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     )
-    assert [point.name for point in run.points.put_forward] == names
+    assert {point.name: roles for point, roles in run.points.roles.items()} == names
+    assert [point.name for point in run.points.put_forward] == list(names)
+    wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
+    assert {point.margin_nats for point in run.points.put_forward} == wanted
 
 
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:

@@ -43,6 +43,7 @@ def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points
     rows = point_rows(points, {points.losses[0].point.name: (0.001, 0.002)})
     names = [loss.point.name for loss in (points.full_loss, *points.losses, *best_truncations(points))]
     assert [row["name"] for row in rows] == names
+    assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
     assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
     assert all(row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.losses, strict=False))
     json.dumps(rows, allow_nan=False)

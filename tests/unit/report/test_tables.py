@@ -39,6 +39,17 @@ def test_a_point_shows_every_number_with_its_unit():
     assert "count 0.500 → –" in table
 
 
+def test_a_point_says_why_it_is_put_forward():
+    """One point may be two things at once: the margin the user named may be the one that validation chose."""
+    table = points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}])
+    first, second, third = table.splitlines()[-3:]
+    assert [first.split("  ")[0], second.strip()[:17], third.strip()[:20]] == [
+        "emad m=0.20",
+        "named by the user",
+        "chosen on validation",
+    ]
+
+
 def test_what_was_not_measured_is_a_dash_and_never_a_zero():
     table = points_table([{"name": "bare"}])
     row = table.splitlines()[-1]
