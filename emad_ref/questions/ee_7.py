@@ -110,7 +110,9 @@ def consistency(exits: Exits, task: str) -> tuple[ByItem, Floats]:
         [1 - scored(task, text, [own]) if text != own else 0.0 for text, own in zip(one.texts, full.texts, strict=True)]
         for one in early
     ]
-    return ByItem(textual_consistency(np.array(dissimilar).T)), np.array([one.exited.mean_exit for one in early])
+    return ByItem.distinct(textual_consistency(np.array(dissimilar).T)), np.array(
+        [one.exited.mean_exit for one in early]
+    )
 
 
 QUESTION = Question("EE-7", "model", answer, legs=lambda study, layers: EXIT_TASKS)

@@ -97,9 +97,11 @@ def decoded(subject: Subject, task: str, items: Items, point: OperatingPoint) ->
             ]
     references = [item.answers for item in items.pairs]
     exited = Exited(
-        ByItem(np.array([scored(task, text, answers) for text, answers in zip(texts, references, strict=True)])),
-        ByItem(np.array([float(depth.sum()) for depth in depths])),
-        ByItem(np.array([len(depth) for depth in depths])),
+        ByItem.distinct(
+            np.array([scored(task, text, answers) for text, answers in zip(texts, references, strict=True)])
+        ),
+        ByItem.distinct(np.array([float(depth.sum()) for depth in depths])),
+        ByItem.distinct(np.array([len(depth) for depth in depths])),
     )
     return Answered(point, tuple(texts), exited, work, _exact(task, texts, references))
 
