@@ -172,7 +172,7 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
 
 
 def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
-    """[sequences] FLOPs of the decode steps of each sequence: what ``flops`` of ``decode_work`` has in all, by sequence.
+    """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``decode_work`` has in all.
 
     A mixture of points gives each document to one of them, and intervals resample documents: both ask what each cost.
 

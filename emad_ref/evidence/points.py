@@ -10,7 +10,7 @@ from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.traces import Traces
 from emad_ref.point import OperatingPoint
 from emad_ref.sweep.families import SETTINGS
-from emad_ref.sweep.grids import emad_margins, truncations
+from emad_ref.sweep.grids import Spacing, emad_margins, truncations
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import cheapest_within_bounds
 from emad_ref.verdict.units import ByDocument, ByItem
@@ -42,10 +42,16 @@ class Points:
         self.subject = traces.subject
 
     @cached_property
+    def margins(self) -> list[OperatingPoint]:
+        """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
+        saved = Spacing(self.traces.validation, self.subject.loaded.geometry)
+        return emad_margins(self.traces.profile, saved, SETTINGS)
+
+    @cached_property
     def selected(self) -> Loss | None:
         """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = loss_table(validation, geometry, emad_margins(self.traces.profile, SETTINGS))
+        table = loss_table(validation, geometry, self.margins)
         (reference,) = loss_table(validation, geometry, [self.subject.full])
         accuracy_drop = self.scored.validation_drop if self.scored.validated else None
         return cheapest_within_bounds(table, reference.perplexity, accuracy_drop)
@@ -73,8 +79,7 @@ class Points:
     @cached_property
     def emad_sweep(self) -> list[Loss]:
         """Evaluation losses of EMAD at every margin of the grid."""
-        margins = emad_margins(self.traces.profile, SETTINGS)
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, margins)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margins)
 
     @cached_property
     def truncation_sweep(self) -> list[Loss]:

@@ -1,8 +1,8 @@
 """The families that are compared at equal FLOPs.
 
 A family is a sweep of one dial: EMAD's margin, a quantile, a depth, a threshold, a chunk length. All are decided by
-replay of one trace; confidence rules need their columns in it. Which of its points a family sends is chosen on one split
-and shown on another (``front``).
+replay of one trace; confidence rules need their columns in it. Which of its points a family sends is chosen on one
+split and shown on another (``front``).
 """
 
 from __future__ import annotations

@@ -116,7 +116,8 @@ def mixtures(corners: Bools, savings: Floats, saving: Floats) -> Mixtures:
     above = np.where(corners & (savings >= target), savings, np.inf)
     first, second = below.argmax(axis=1), above.argmin(axis=1)
     less, more = below.max(axis=1), above.min(axis=1)
-    assert np.isfinite(less).all() and np.isfinite(more).all(), "a saving that the corners do not reach"
+    assert np.isfinite(less).all(), "full depth is a corner, and saves nothing"
+    assert np.isfinite(more).all(), "a saving that the corners do not reach"
     apart = more - less
     share = np.where(apart > 0, (more - saving) / np.where(apart > 0, apart, 1.0), 1.0)
     return Mixtures(first, second, share)
@@ -149,12 +150,13 @@ class Front:
     @property
     def savings(self) -> Floats:
         """[points] net, on the split that is judged."""
-        return self.sheet.drawn(self.sheet.once)[0][0]
+        (savings,), _ = self.sheet.drawn(self.sheet.once)
+        return np.asarray(savings)
 
     @property
     def reach(self) -> float:
         """The most that any corner saves."""
-        return float(self.savings[self.corners].max())
+        return float(np.max(self.savings, where=self.corners, initial=0.0))
 
     def mixed(self, saving: float) -> Mixtures:
         """The two corners and their shares that save exactly ``saving``.
@@ -174,7 +176,8 @@ class Front:
 
     def named(self, mixed: Mixtures) -> str:
         """e.g. ``38% full depth, 62% emad m=0.20``."""
-        share, first, second = float(mixed.share[0]), self.names[mixed.first[0]], self.names[mixed.second[0]]
+        share: float = mixed.share[0]
+        first, second = self.names[int(mixed.first[0])], self.names[int(mixed.second[0])]
         if share in (0.0, 1.0) or first == second:
             return first if share == 1.0 else second
         return f"{share:.1%} {first}, {1 - share:.1%} {second}"

@@ -181,7 +181,7 @@ def confidences(signal: str, layers: int, vocabulary: int, minimum: int, pruning
     def point(doubt: float) -> OperatingPoint:
         return early_exit(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
 
-    family = point(1.0).family.replace("_", " ")
+    family = point(1.0).family.replace("_", " ")  # and refuses a rule without room
     return Dial(point, lambda doubt, digits: f"{family} j={minimum} λ={_sure(doubt, digits)}", 0.0, 1.0)
 
 
@@ -225,9 +225,7 @@ def positional(layers: int) -> list[OperatingPoint]:
 
 def quantiles(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
     """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
-    dial = Dial(
-        lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST
-    )
+    dial = Dial(lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST)
     return evenly(dial, saved, count)
 
 

@@ -29,7 +29,9 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.front import Front, Mixture, Mixtures, Sheet, front, lower_hulls, mixtures
+from emad_ref.verdict.claims import Claim, Leg
 from emad_ref.verdict.interval import RESAMPLES, Estimate, document_draws
+from emad_ref.verdict.legs import Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
 AT_ONCE = 2_000_000  # draws × documents that are worked on together: 16 MB an array
@@ -125,6 +127,24 @@ def at_equal_flops(
     return met
 
 
+def tested(name: str, met: Met, estimate: Estimate | None, threshold: float, claim: Claim) -> Tested:
+    """A leg that fails above ``threshold``, before Holm; both sides' saving stands in its reason.
+
+    A tie has no p-value and takes no part: where both sides decide the same, no text would tell them apart.
+
+    Args:
+        estimate: of ``met``, in the claim's own unit; None for a tie.
+    """
+    saved = f"both save {met.saving:.2%} net"
+    if estimate is None:
+        reason = f"tied: both decide the same; {saved}"
+        tie = Leg(name, "inconclusive", 0.0, None, len(met.ours.loss), threshold, claim.unit, reason)
+        return Tested(tie, ByDocument.noun, lambda error: None)
+    weighted = weighed(name, estimate, "above", threshold, claim.minimum)
+    reason = "; ".join(filter(None, (saved, weighted.leg.reason)))
+    return replace(weighted, leg=replace(weighted.leg, reason=reason))
+
+
 def _tied(met: Met) -> bool:
     """Whether both mixtures do the same, document by document."""
     return np.array_equal(met.ours.loss, met.rival.loss) and np.array_equal(met.ours.flops, met.rival.flops)
@@ -143,7 +163,8 @@ def _estimates(
     chosen, judged = ([getattr(side, name).sheet for side in sides] for name in ("validation", "evaluation"))
     as_it_is = _Drawn(chosen, judged, chosen[0].once, judged[0].once)
     found = [as_it_is.difference(level) for level in levels]
-    documents, drawn = len(judged[0].tokens), [[] for _ in levels]  # type: list[list[tuple[Floats, Floats]]], per level
+    documents = len(judged[0].tokens)
+    drawn: list[list[tuple[Floats, Floats]]] = [[] for _ in levels]
     for size in _portions(resamples, documents + len(chosen[0].tokens)):
         counts = (document_draws(len(sheets[0].tokens), size, rng) for sheets in (chosen, judged))
         sample = _Drawn(chosen, judged, *counts)
