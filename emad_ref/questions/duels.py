@@ -20,7 +20,7 @@ from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.premises import quality_premise
 from emad_ref.sweep.families import EMAD, LEVELS
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.dominance import Family, Met, at_equal_flops, tested
+from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops
 from emad_ref.verdict.legs import Tested, corrected, row
 
 
@@ -50,7 +50,7 @@ def leg(met: Met, asked: Asked, threshold: float) -> Tested:
         rise, low, high = (float(np.expm1(nats)) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
-    return tested(name, met, estimate, threshold, asked.claim)
+    return as_leg(name, met, estimate, threshold, asked.claim)
 
 
 def answer_against(family: str, evidence: Evidence, asked: Asked) -> Answer:

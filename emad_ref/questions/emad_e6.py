@@ -24,7 +24,7 @@ from emad_ref.questions.premises import quality_premise
 from emad_ref.sweep.families import LEVELS, SETTINGS
 from emad_ref.sweep.grids import Spacing, emad_margins
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.dominance import Family, Met, at_equal_flops, tested
+from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops
 from emad_ref.verdict.legs import LEVEL, Tested, corrected, estimated, row
 from emad_ref.verdict.units import ByDocument
 
@@ -84,7 +84,7 @@ def lost(damage: Met) -> str:
 
 def leg(name: str, met: Met, asked: Asked) -> Tested:
     """One remedy, before Holm."""
-    return tested(name, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
+    return as_leg(name, met, met.estimate, asked.claim.thresholds["damage_nats"], asked.claim)
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:

@@ -59,9 +59,14 @@ class Sheet:
         return 1 - spent / spent[:, :1], counts @ self.loss / (counts @ self.tokens)[:, None]
 
     @property
-    def once(self) -> Floats:
-        """[1, documents] counts of the split as it is."""
-        return np.ones((1, len(self.tokens)))
+    def whole(self) -> tuple[Floats, Floats]:
+        """(savings, losses), both [points], of the split as it is.
+
+        Column by column, and not as a product of matrices, whose last bit depends on how many columns there are: points
+        of the same decisions save the same in every family.
+        """
+        spent = self.flops.sum(axis=0)
+        return 1 - spent / spent[0], self.loss.sum(axis=0) / self.tokens.sum()
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,8 +155,8 @@ class Front:
     @property
     def savings(self) -> Floats:
         """[points] net, on the split that is judged."""
-        (savings,), _ = self.sheet.drawn(self.sheet.once)
-        return np.asarray(savings)
+        savings, _ = self.sheet.whole
+        return savings
 
     @property
     def reach(self) -> float:
@@ -185,5 +190,6 @@ class Front:
 
 def front(names: Sequence[str], chosen_on: Sheet, judged_on: Sheet) -> Front:
     """The front chosen on one split, as it stands on another."""
-    (corners,) = lower_hulls(*chosen_on.drawn(chosen_on.once))
+    savings, losses = chosen_on.whole
+    (corners,) = lower_hulls(savings[None], losses[None])
     return Front(tuple(names), corners, judged_on)
