@@ -259,7 +259,7 @@ class Rivals(Sweep):
             f"early exits at equal net FLOPs on the first {windows} windows of {subject.corpus}": early,
         }
         if not rows:
-            notes.append(f"{subject.name}: no point of any sweep saves {LEVELS[0]:.0%} of FLOPs net")
+            notes.append(f"{subject.name}: no point of any sweep saves 15 % of FLOPs net")
         if any(row["perplexity"] is None for row in early):
             notes.append(f"{subject.name}: no perplexity: a pruned vocabulary lost a next token, and it is infinite")
         tables = tuple(Table(title, shown, "pareto") for title, shown in titled.items() if shown)

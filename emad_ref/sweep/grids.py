@@ -75,8 +75,10 @@ def evenly(dial: Dial, saved: Saved, count: int) -> list[OperatingPoint]:
     """At most ``count`` points whose savings stand in equal steps from none, itself left out, up to the dial's most.
 
     A search between neighbouring settings, in equal ratios; where savings jump, the side that lies nearer. A dial that
-    saves nothing at its most has that one point.
+    saves nothing at its most, or cannot be turned, has that one point.
     """
+    if dial.most <= dial.least:
+        return dial.named([dial.most])
     known = {setting: saved(dial.point(setting)) for setting in _coarse(dial, count)}
     reach = known[dial.most]
     if reach <= 0:
