@@ -11,7 +11,7 @@ from emad_ref.evidence.traces import Traces
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import apart, spelled
 from emad_ref.sweep.families import SETTINGS
-from emad_ref.sweep.grids import emad_margins, truncations
+from emad_ref.sweep.grids import Spacing, emad_margins, truncations
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import cheapest_within_bounds
 from emad_ref.verdict.counting import TaskAt
@@ -44,10 +44,16 @@ class Points:
         self.subject = traces.subject
 
     @cached_property
+    def margins(self) -> list[OperatingPoint]:
+        """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
+        saved = Spacing(self.traces.validation, self.subject.loaded.geometry)
+        return emad_margins(self.traces.profile, saved, SETTINGS)
+
+    @cached_property
     def selected(self) -> Loss | None:
         """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = loss_table(validation, geometry, emad_margins(self.traces.profile, SETTINGS))
+        table = loss_table(validation, geometry, self.margins)
         (reference,) = loss_table(validation, geometry, [self.subject.full])
         return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
 
@@ -82,8 +88,7 @@ class Points:
     @cached_property
     def emad_sweep(self) -> list[Loss]:
         """Evaluation losses of EMAD at every margin of the grid."""
-        margins = emad_margins(self.traces.profile, SETTINGS)
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, margins)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margins)
 
     @cached_property
     def truncation_sweep(self) -> list[Loss]:

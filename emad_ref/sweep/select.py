@@ -41,26 +41,9 @@ def cheapest_within_bounds(
 
 
 def equal_flops(table: Sequence[Loss], net_reduction: float) -> Loss | None:
-    """The best-quality row that saves at least ``net_reduction`` (a share of full-depth FLOPs).
+    """The row of lowest perplexity that saves at least ``net_reduction`` (a share of full-depth FLOPs), or None.
 
-    For a comparison at equal FLOPs the rival is given the benefit: the row of lowest perplexity among those whose net
-    reduction is at least ``net_reduction``; where none saves that much, None. ``chosen_by`` says when it is the most
-    accurate row instead.
+    For a table of single points, which save what they save: claims compare at exactly the same saving (``front``).
     """
     affordable = [row for row in table if row.net_reduction >= net_reduction]
-    return min(affordable, key=QUALITY[chosen_by(table)], default=None)
-
-
-QUALITY: dict[str, Callable[[Loss], float]] = {
-    "perplexity": lambda row: row.perplexity,
-    "accuracy": lambda row: -row.accuracy,
-}
-
-
-def chosen_by(table: Sequence[Loss]) -> str:
-    """What rows of one family are compared by: ``perplexity``, or ``accuracy`` where that of any row is infinite.
-
-    A pruned rule loses next tokens at most thresholds. Where it happens to lose none, as where every token leaves
-    before anything is pruned, its perplexity is finite and says nothing of the others.
-    """
-    return "perplexity" if all(math.isfinite(row.perplexity) for row in table) else "accuracy"
+    return min(affordable, key=lambda row: row.perplexity, default=None)

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.point import truncated
 from emad_ref.sweep.losses import Loss
-from emad_ref.sweep.select import cheapest_within_bounds, chosen_by, equal_flops, within_bounds
+from emad_ref.sweep.select import cheapest_within_bounds, equal_flops, within_bounds
 
 
 def row(perplexity, reference, depth=6.0, saved=0.2, accuracy=0.5):
@@ -72,21 +72,3 @@ def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
     assert equal_flops(table, 0.3) is table[2]
     assert equal_flops(table, 0.31) is table[3]
     assert equal_flops(table, 0.6) is None
-
-
-def test_a_family_that_loses_next_tokens_at_any_point_is_chosen_by_accuracy():
-    """The finite row leaves before anything is pruned: its perplexity is all that it has before the others."""
-    table = [
-        row(math.inf, 20.0, saved=0.2, accuracy=0.6),
-        row(math.inf, 20.0, saved=0.4, accuracy=0.5),
-        row(21.0, 20.0, saved=0.6, accuracy=0.4),
-    ]
-    assert chosen_by(table) == "accuracy"
-    assert [equal_flops(table, level) for level in (0.2, 0.4, 0.6)] == table
-    assert equal_flops(table, 0.61) is None
-
-
-def test_accuracy_is_not_asked_where_perplexities_are_finite():
-    table = [row(20.0, 20.0, accuracy=0.4), row(21.0, 20.0, accuracy=0.6)]
-    assert chosen_by(table) == "perplexity"
-    assert equal_flops(table, 0.2) is table[0]
