@@ -13,10 +13,10 @@ from emad_ref.sweep.families import SETTINGS
 from emad_ref.sweep.grids import emad_margins, truncations
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import cheapest_within_bounds
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.verdict.counting import TaskAt
+from emad_ref.verdict.units import ByDocument
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
-AnswerPair = tuple[ByItem, ByItem]  # right at full depth, right at the point
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,13 @@ class PointEvidence:
     """What was measured at one operating point, against full depth on the same documents and items.
 
     ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
-    task name; ``chance`` the accuracy of guessing by task name, 0 where it is not named.
+    task name, whether or not they count (``verdict.counting``).
     """
 
     name: str
     net_reduction: float
     perplexity: Mapping[str, NllPair]
-    tasks: Mapping[str, AnswerPair] = field(default_factory=dict)
-    chance: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, TaskAt] = field(default_factory=dict)
 
 
 class Points:
@@ -47,8 +46,7 @@ class Points:
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
         table = loss_table(validation, geometry, emad_margins(self.traces.profile, SETTINGS))
         (reference,) = loss_table(validation, geometry, [self.subject.full])
-        accuracy_drop = self.scored.validation_drop if self.scored.validated else None
-        return cheapest_within_bounds(table, reference.perplexity, accuracy_drop)
+        return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
 
     @cached_property
     def put_forward(self) -> list[OperatingPoint]:
@@ -89,11 +87,10 @@ class Points:
 
     def at(self, loss: Loss, tasks: Sequence[str] | None = None) -> PointEvidence:
         """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
-        chosen, scored = self.scored.tasks if tasks is None else tasks, self.scored
+        chosen = self.scored.tasks if tasks is None else tasks
         return PointEvidence(
             loss.point.name,
             loss.net_reduction,
             {self.subject.corpus: self.nll(loss)},
-            {task: (scored.correct(task, self.subject.full), scored.correct(task, loss.point)) for task in chosen},
-            {task: scored.chance(task) for task in chosen},
+            {task: self.scored.at(task, loss.point) for task in chosen},
         )

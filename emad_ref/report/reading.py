@@ -69,6 +69,10 @@ SCORES = Form(
     "task → [reference, candidate], or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
 )
+REASONS = Form(
+    "task → reason, or null",
+    lambda value: value is None or (isinstance(value, dict) and all(isinstance(why, str) for why in value.values())),
+)
 RATIOS = Form(
     "batch size → ratio, or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values()))),
@@ -104,7 +108,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         ),
         NUMBER,
     )
-    | {"model": TEXT, "interval": INTERVAL, "accuracy": SCORES, "time_ratio": RATIOS},
+    | {"model": TEXT, "interval": INTERVAL, "accuracy": SCORES, "not_counted": REASONS, "time_ratio": RATIOS},
     "tables": {"figure": TEXT},
 }
 

@@ -66,8 +66,20 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
 def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[Loss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
-    full = flops(decode_work(trace, reference.depth, reference.point), geometry)
+    full = full_flops(trace, geometry)
     return [loss_of(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
+
+
+def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
+    """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
+    work = decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row)
+    return 1 - flops(work, geometry).total / full.total
+
+
+def full_flops(trace: Trace, geometry: Geometry) -> Flops:
+    """FLOPs of a trace's decode steps at full depth."""
+    reference = full_depth(trace.layers)
+    return flops(decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:

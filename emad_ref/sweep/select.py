@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from emad_ref.point import OperatingPoint
 from emad_ref.sweep.losses import Loss
@@ -20,18 +20,22 @@ def within_bounds(row: Loss, reference_perplexity: float) -> bool:
 
 
 def cheapest_within_bounds(
-    table: Sequence[Loss], reference_perplexity: float, accuracy_drop: Callable[[OperatingPoint], float] | None = None
+    table: Sequence[Loss],
+    reference_perplexity: float,
+    accuracy_drops: Callable[[OperatingPoint], Mapping[str, float]] | None = None,
 ) -> Loss | None:
     """The row of smallest mean depth whose validation drop is within bounds; None when there is none.
 
     Args:
-        accuracy_drop: point → loss of validation accuracy, a fraction, bound by 0.5 %; asked only about points within
-            the bounds of perplexity, cheapest first. None where there are no tasks.
+        accuracy_drops: point → validation accuracy lost by each task that counts there, fractions, each bound by
+            0.5 %: a mean would let one task pay for another. Asked only about points within the bounds of perplexity,
+            cheapest first. None: perplexity alone decides.
     """
     for row in sorted(table, key=lambda row: row.mean_depth):
         if not within_bounds(row, reference_perplexity):
             continue
-        if accuracy_drop is None or accuracy_drop(row.point) <= ACCURACY:
+        drops = {} if accuracy_drops is None else accuracy_drops(row.point)
+        if all(drop <= ACCURACY for drop in drops.values()):
             return row
     return None
 

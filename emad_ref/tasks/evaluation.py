@@ -36,6 +36,7 @@ class TaskResult:
     ``scores``   float64 [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats.
     ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
     ``items``    sha256 per document, in order: results are paired only where these agree.
+    ``texts``    the text each document asks about, or its ``items``: documents of one text depend on each other.
     ``others``   the task's further metrics, float64 [n] by (metric, filter).
     ``cut``      requests whose context lost its beginning, because the model does not see as far.
     """
@@ -45,6 +46,7 @@ class TaskResult:
     filter: str
     scores: Floats
     items: tuple[str, ...]
+    texts: tuple[str, ...]
     tokens: Ints | None = None
     units: Ints | None = None
     others: dict[tuple[str, str], Floats] = field(default_factory=dict)
@@ -151,7 +153,10 @@ def _result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM
     }
     main = columns.pop((metric, chosen))
     items = tuple(str(row["doc_hash"]) for row in first)
+    texts = tuple(str(row["doc"].get("context", row["doc_hash"])) for row in first)  # SQuAD's paragraph
     if main.ndim == 1:
-        return TaskResult(task_name, metric, chosen, main, items, others=columns)
+        return TaskResult(task_name, metric, chosen, main, items, texts, others=columns)
     tokens = np.array([len(lm.tok_encode(row["arguments"][0][0])) for row in first], dtype=np.int64)
-    return TaskResult(task_name, metric, chosen, -main[:, 0], items, tokens=tokens, units=main[:, 1].astype(np.int64))
+    return TaskResult(
+        task_name, metric, chosen, -main[:, 0], items, texts, tokens=tokens, units=main[:, 1].astype(np.int64)
+    )

@@ -61,6 +61,16 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
     assert all(full == same for full, same in rows["full depth"]["accuracy"].values())
 
 
+def test_a_row_says_which_tasks_do_not_count_and_why(points: Points):
+    rows = {row["name"]: row for row in point_rows(points, {})}
+    assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
+    for loss in points.losses:
+        said = rows[loss.point.name]["not_counted"]
+        held = {task: points.scored.at(task, loss.point) for task in points.scored.tasks}
+        assert said == {task: at.standing for task, at in held.items() if not at.counts}
+        assert said, "four items of a task show nothing"
+
+
 def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: Points):
     notes = point_exhibits(points, {}).notes
     assert notes[0] == reading_note(points)

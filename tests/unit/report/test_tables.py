@@ -56,6 +56,14 @@ def test_zero_is_shown_as_zero():
     assert "+0.00 %" in points_table([POINT | {"perplexity_rise": 0.0, "interval": None}])
 
 
+def test_a_task_that_does_not_count_says_why_below_its_line():
+    table = points_table([POINT | {"not_counted": {"recall": "not exercised: saves 0.4 %"}}])
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    at = next(i for i, line in enumerate(lines) if "recall 0.900 → 0.880" in line)
+    assert "(not exercised: saves 0.4 %)" in lines[at + 1]
+    assert "count 0.500 → –" in lines[at + 2]
+
+
 def test_the_model_has_a_column_where_there_are_several():
     assert "model" not in points_table([POINT, POINT])
     assert "model" not in claims_table([claim(), claim()])

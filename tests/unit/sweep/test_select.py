@@ -47,10 +47,18 @@ def test_no_row_within_bounds_is_none():
 
 def test_half_a_point_of_accuracy_binds_beside_perplexity():
     table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0), row(20.05, 20.0, 8.0), row(25.0, 20.0, 2.0)]
-    drops = iter([0.0051, 0.005])  # asked cheapest first, and never about a row that perplexity rules out
+    drops = iter([{"a": 0.0051}, {"a": 0.005}])  # asked cheapest first, never about a row that perplexity rules out
     assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[2]
     assert next(drops, None) is None
-    assert cheapest_within_bounds(table, 20.0, lambda point: math.nan) is None
+    assert cheapest_within_bounds(table, 20.0, lambda point: {"a": math.nan}) is None
+    assert cheapest_within_bounds(table, 20.0, lambda point: {}) is table[1], "no task counts: perplexity decides"
+
+
+def test_one_task_does_not_pay_for_another():
+    """A mean over four tasks, three of which gain or stay, would let this one lose a point."""
+    table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0)]
+    drops = iter([{"a": 0.01, "b": 0.0, "c": 0.0, "d": -0.01}, dict.fromkeys("abcd", 0.005)])
+    assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[0]
 
 
 def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():

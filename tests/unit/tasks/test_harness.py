@@ -470,16 +470,16 @@ def test_a_perplexity_has_a_standard_error_from_its_documents():
     rng = np.random.default_rng(0)
     units = rng.integers(20, 200, size=400)
     scores = units * rng.normal(3.0, 0.5, size=400)
-    result = TaskResult("t", "word_perplexity", "none", scores, ("",) * 400, tokens=units, units=units)
+    result = TaskResult("t", "word_perplexity", "none", scores, ("",) * 400, ("",) * 400, tokens=units, units=units)
     drawn = rng.integers(0, 400, size=(4000, 400))
     spread = np.exp(scores[drawn].sum(axis=1) / units[drawn].sum(axis=1)).std()
     assert result.standard_error == pytest.approx(spread, rel=0.1)  # the bootstrap's own error is 1 %, linearising adds
-    one = TaskResult("t", "word_perplexity", "none", scores[:1], ("",), tokens=units[:1], units=units[:1])
+    one = TaskResult("t", "word_perplexity", "none", scores[:1], ("",), ("",), tokens=units[:1], units=units[:1])
     assert one.standard_error is None
 
 
 def test_an_accuracy_has_the_usual_standard_error():
-    result = TaskResult("t", "acc", "none", np.array([1.0, 0.0, 1.0, 1.0]), ("",) * 4)
+    result = TaskResult("t", "acc", "none", np.array([1.0, 0.0, 1.0, 1.0]), ("",) * 4, ("",) * 4)
     assert (result.value, result.tokens) == (0.75, None)
     assert result.standard_error == pytest.approx(0.25)
 
