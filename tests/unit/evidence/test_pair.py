@@ -23,7 +23,7 @@ from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.rules import SHARES
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import self_speculation, speculation
-from emad_ref.evidence.pair.timing import alone, speculating
+from emad_ref.evidence.pair.timing import Timed, alone, speculating
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
@@ -292,16 +292,19 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
     pair.rules.__dict__["compared"] = {TASK: (0.5, 0.5)}
-    pair.timing.__dict__["emad_point"] = pair.large.subject.full
-    prompts = pair.timing.prompts(1)
-    monkeypatch.setattr(
-        pair.timing, "timed", lambda arms, pairs: {name: arm(prompts[0], 6) for name, arm in arms.items()}
-    )
+    prompts, ran = pair.timing.prompts(1), []
+
+    def timed(arms, pairs):
+        ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
+        return Timed({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
+
+    monkeypatch.setattr(pair.timing, "timed", timed)
     try:
-        done = pair.timing.rivals
+        pair.timing.emad_rivals(pair.large.subject.full)
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
-    assert set(done) == {"large", "EMAD", "speculative"} | more, "nothing to route: no EAD"
+    (done,) = ran
+    assert set(done) == {"large", "EMAD", "speculative"} | more
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
         assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
