@@ -144,7 +144,8 @@ class Stopwatch:
 
     def _race(self, point: OperatingPoint, rows: int) -> Requests:
         new, pairs = self.request_shape[1], self._subject.budget.pairs
-        looked_at = np.random.default_rng([self._subject.seed, rows]).choice(pairs, max(1, AUDITED_ROWS // rows), False)
+        most = min(pairs, max(1, AUDITED_ROWS // rows))
+        looked_at = np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False)
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
