@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.audit.finding import Refuted
 from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.host import Host, walked
-from emad_ref.evidence.pair import constants
+from emad_ref.evidence.pair import constants, timing
 from emad_ref.evidence.pair.answered import GENERATED_LINE, is_right, longest
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
@@ -325,6 +326,48 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
     assert len(bundled.models.spent(timed.results["speculative"])) == 2
     assert timed.accepted("large") == []
     assert timed.accepted("speculative") == [done.acceptance for done in timed.results["speculative"]]
+
+
+class OneTokenOff:
+    """An arm, or a decoder, whose last token is another one."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __call__(self, *asked):
+        done = self._run(*asked)
+        record = done.record if hasattr(done, "record") else done
+        emitted = [np.append(row[:-1], row[-1] + 1) for row in record.emitted]
+        changed = replace(record, emitted=emitted)
+        return replace(done, record=changed) if hasattr(done, "record") else changed
+
+
+@pytest.mark.parametrize(
+    ("liar", "said"),
+    [("speculating", "row 0, new token .* no tie excuses it"), ("alone", "EMAD, row 0")],
+)
+def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
+    honest = getattr(timing, liar)
+    point = bundled.large.subject.full
+    monkeypatch.setattr(bundled.timing, "_pairs", 2)
+    emad = []
+
+    def lies(decoder, *more):
+        arm = honest(decoder, *more)
+        emad.append(arm)
+        return arm if liar == "alone" and len(emad) == 1 else OneTokenOff(arm)  # the first one alone is the large model
+
+    monkeypatch.setattr(timing, liar, lies)
+    with pytest.raises(Refuted, match=said):
+        bundled.timing.emad_rivals(point)
+
+
+def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
+    with bundled.models.partners() as (_, large):
+        whole = large.decoder.generate(bundled.timing.prompts(1), bundled.timing.new, frozenset())
+        early = replace(whole, emitted=[whole.emitted[0][:-1]])
+        with pytest.raises(Refuted, match="short, request 0"):
+            bundled.timing.timed({"large": alone(large.decoder), "short": lambda prompt, new: early}, 1)
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
