@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
@@ -282,13 +282,20 @@ class Subject:
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
     @torch.inference_mode()
-    def own_greedy(self, prompts: Sequence[Prompt], new: int) -> Ints:
-        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length."""
+    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
+        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
+
+        ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
+        allows that (``compiles``); the first request of a batch size is the one that compiles.
+        """
         model = self.loaded.model
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
         kept, plain = model.generation_config, copy.deepcopy(model.generation_config)
         plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
         plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
+        if compiled:
+            plain.cache_implementation, plain.compile_config = "static", CompileConfig()
+            plain.compile_config._compile_all_devices = True
         model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
         given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
         if self.seq2seq:
@@ -303,6 +310,22 @@ class Subject:
             model.generation_config = kept
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
+
+    def without_compiling(self) -> str:
+        """Why the model's own ``generate`` cannot be compiled here; empty where it was, just now.
+
+        It costs the compilation: a minute or more on a CPU. The first of the tokens asked for comes of the prefill,
+        which is never compiled.
+        """
+        if self.seq2seq:
+            return "an encoder-decoder model: transformers compiles no cache of two kinds"
+        (prompt,) = self.prompts(1, 8)
+        try:
+            self.own_greedy([prompt], 3, compiled=True)
+        except (RuntimeError, ValueError, OSError) as refusal:  # TorchDynamo's, transformers', a missing C++ compiler
+            return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+        # transformers decides by itself, and falls back to the plain step with no more than a warning
+        return "" if "_compiled_call" in vars(self.loaded.model) else "transformers does not compile this model's steps"
 
 
 def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:

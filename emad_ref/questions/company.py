@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +36,8 @@ class Docket:
     def asked(self, claim: str, model: str, layers: int) -> Asked:
         """What the question of ``claim`` is given on a model of ``layers`` layers; the generator starts at the seed."""
         rng = np.random.default_rng(self.study.seed)
-        return Asked(self.register[claim], model, rng, self.other_legs(claim, layers))
+        also = partial(self.asked, model=model, layers=layers)
+        return Asked(self.register[claim], model, rng, self.other_legs(claim, layers), also)
 
     def other_legs(self, claim: str, layers: int) -> int:
         """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.

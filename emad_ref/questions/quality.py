@@ -82,6 +82,12 @@ def judged(found: Found, asked: Asked, shown: int | None = None) -> Verdict:
     return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
 
 
+def stands(verdict: Verdict, point: str) -> bool:
+    """Whether a verdict of ``judged`` lets the point of this name stand: judged, and no leg of it falsified."""
+    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
+
+
 def _require_shares(points: Sequence[PointEvidence]) -> None:
     for point in points:
         if not point.net_reduction <= 1:

@@ -19,12 +19,13 @@ from emad_ref.questions.company import Docket
 from emad_ref.questions.emad_e4 import Found, Reading
 from emad_ref.questions.register import question_of
 from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.verdict.units import ByPair, DocumentOf
 from tests.questions.simulation import asked
 from tests.small import LAYERS, small_model
 from tests.small_evidence import DOCUMENTS, refuted, small_evidence
 
 PAIRS = 30
+BESIDE = ("state copying", "monotone", "blocks left out")
 SPEAKS_NOT = "replay does not speak for this decoder: depth 3, not 2"
 REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
 
@@ -104,7 +105,7 @@ def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopwatch of known seconds: exact repairs take twice as long as full depth, copies half as long."""
-    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5}
+    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5, "monotone": 0.6}
 
     class Known:
         def __init__(self, points: Any):
@@ -113,7 +114,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def against_full(self, points: Any) -> Any:
             noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
             seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
-            return type("Timings", (), {"seconds": seconds})
+            columns = {name: ByPair(column) for name, column in seconds.items()}
+            return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
 
     monkeypatch.setattr("emad_ref.evidence.gathered.Stopwatch", Known)
 
@@ -123,11 +125,11 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
     whole, bare = answered("EMAD-E7", small_evidence(stepper)), answered("EMAD-E7", refuted(small_evidence(stepper)))
     named = {leg.name: leg for leg in whole.verdict.legs}
     assert set(named) == {
-        *emad_e7.EXACT, "state copying", *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
+        *emad_e7.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
     }  # fmt: skip
     assert named["state copying: perplexity"].n == emad_e7.DECODED
     assert whole.exhibits.notes == ()
-    assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert all(leg == named[leg.name] for leg in bare.verdict.legs)
     assert bare.verdict.verdict == "survived"
     assert bare.exhibits.notes == (f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",)
@@ -139,7 +141,7 @@ def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper)
     evidence.loaded.trained = False
     evidence.bridging.__dict__["bridge"] = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
-    assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert answer.exhibits.notes == ()
 
 

@@ -10,20 +10,21 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.audit.finding import Refuted
 from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.host import Host, walked
-from emad_ref.evidence.pair import constants
+from emad_ref.evidence.pair import constants, timing
 from emad_ref.evidence.pair.answered import GENERATED_LINE, is_right, longest
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.rules import SHARES
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import self_speculation, speculation
-from emad_ref.evidence.pair.timing import alone, speculating
+from emad_ref.evidence.pair.timing import Timed, alone, speculating
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
@@ -292,16 +293,19 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
     pair.rules.__dict__["compared"] = {TASK: (0.5, 0.5)}
-    pair.timing.__dict__["emad_point"] = pair.large.subject.full
-    prompts = pair.timing.prompts(1)
-    monkeypatch.setattr(
-        pair.timing, "timed", lambda arms, pairs: {name: arm(prompts[0], 6) for name, arm in arms.items()}
-    )
+    prompts, ran = pair.timing.prompts(1), []
+
+    def timed(arms, pairs):
+        ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
+        return Timed({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
+
+    monkeypatch.setattr(pair.timing, "timed", timed)
     try:
-        done = pair.timing.rivals
+        pair.timing.emad_rivals(pair.large.subject.full)
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
-    assert set(done) == {"large", "EMAD", "speculative"} | more, "nothing to route: no EAD"
+    (done,) = ran
+    assert set(done) == {"large", "EMAD", "speculative"} | more
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
         assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
@@ -322,6 +326,48 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
     assert len(bundled.models.spent(timed.results["speculative"])) == 2
     assert timed.accepted("large") == []
     assert timed.accepted("speculative") == [done.acceptance for done in timed.results["speculative"]]
+
+
+class OneTokenOff:
+    """An arm, or a decoder, whose last token is another one."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __call__(self, *asked):
+        done = self._run(*asked)
+        record = done.record if hasattr(done, "record") else done
+        emitted = [np.append(row[:-1], row[-1] + 1) for row in record.emitted]
+        changed = replace(record, emitted=emitted)
+        return replace(done, record=changed) if hasattr(done, "record") else changed
+
+
+@pytest.mark.parametrize(
+    ("liar", "said"),
+    [("speculating", "row 0, new token .* no tie excuses it"), ("alone", "EMAD, row 0")],
+)
+def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
+    honest = getattr(timing, liar)
+    point = bundled.large.subject.full
+    monkeypatch.setattr(bundled.timing, "_pairs", 2)
+    emad = []
+
+    def lies(decoder, *more):
+        arm = honest(decoder, *more)
+        emad.append(arm)
+        return arm if liar == "alone" and len(emad) == 1 else OneTokenOff(arm)  # the first one alone is the large model
+
+    monkeypatch.setattr(timing, liar, lies)
+    with pytest.raises(Refuted, match=said):
+        bundled.timing.emad_rivals(point)
+
+
+def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
+    with bundled.models.partners() as (_, large):
+        whole = large.decoder.generate(bundled.timing.prompts(1), bundled.timing.new, frozenset())
+        early = replace(whole, emitted=[whole.emitted[0][:-1]])
+        with pytest.raises(Refuted, match="short, request 0"):
+            bundled.timing.timed({"large": alone(large.decoder), "short": lambda prompt, new: early}, 1)
 
 
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:

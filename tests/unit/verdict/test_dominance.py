@@ -38,7 +38,7 @@ def test_points_of_the_same_decisions_tie_in_whatever_order_and_number_they_stan
     order = [0, *range(26, 0, -1), 3, 3]
 
     def reordered(split: Split) -> Split:
-        return replace(split, **{name: ByDocument(getattr(split, name).values[:, order]) for name in ("loss", "flops")})
+        return replace(split, **{name: ByDocument.distinct(getattr(split, name).values[:, order]) for name in ("loss", "flops")})
 
     names = tuple(ours.names[number] for number in order)
     other = Family(names, *map(reordered, (ours.validation, ours.evaluation)))
@@ -64,7 +64,7 @@ def test_where_a_side_falls_short_on_evaluation_both_save_what_it_reaches() -> N
     ours = family("emad", both, convex)
     short = family("rival", both, convex, np.array([0.0, 0.1, 0.305]))
     spent = short.evaluation.flops.values
-    stingy = ByDocument(spent[:, :1] - 0.9 * (spent[:, :1] - spent))
+    stingy = ByDocument.distinct(spent[:, :1] - 0.9 * (spent[:, :1] - spent))
     short = replace(short, evaluation=replace(short.evaluation, flops=stingy))
     *_, met = compared(ours, short)
     assert met.level == 0.30
@@ -94,14 +94,14 @@ def test_a_front_that_bends_is_never_worse_than_itself_on_every_second_document(
 def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apart: float, wide: bool) -> None:
     """Two points, ±0.2 nats on evaluation and sharply so: where validation cannot tell them apart, either is it."""
     rng, tokens = np.random.default_rng(0), np.full(60, 100)
-    flops = ByDocument(np.tile([1.0, 0.6, 0.6], (60, 1)))
+    flops = ByDocument.distinct(np.tile([1.0, 0.6, 0.6], (60, 1)))
 
     def split(apart: float, noise: float) -> Split:
         lost = np.array([0.0, 1.0 - apart, 1.0 + apart]) + noise * rng.standard_normal((60, 3))
-        return Split(ByDocument(lost * 100), flops, ByDocument(tokens))
+        return Split(ByDocument.distinct(lost * 100), flops, ByDocument.distinct(tokens))
 
     def one_nat(split: Split) -> Split:
-        return replace(split, loss=ByDocument(np.tile([0.0, 100.0], (60, 1))), flops=ByDocument(flops.values[:, :2]))
+        return replace(split, loss=ByDocument.distinct(np.tile([0.0, 100.0], (60, 1))), flops=ByDocument.distinct(flops.values[:, :2]))
 
     two = Family(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))
     flat = Family(("full depth", "flat"), one_nat(two.validation), one_nat(two.evaluation))
