@@ -1,4 +1,4 @@
-"""Switching under many rules at once: what either model says after a history is asked once, whichever rule got there.
+"""Switching, and greedy speculation, under many rules at once: what a model says after a history is asked once.
 
 Greedy decoding makes the next token a function of the history and the model in charge. Rules therefore share a text as
 long as they agree on it, and as long as both models write the same token they share it even where they disagree on who
@@ -6,15 +6,17 @@ writes. So the texts of one prompt are a tree, ``Node`` by ``Node``; a rule is a
 to a history on which the model in charge was never asked, that model goes on from there by itself, at most ``AHEAD``
 tokens, for all walks that wait, in batches. One rule alone costs what decoding costs; the twentieth next to nothing.
 
-The oracle is ``switching.switch``: a law holds tokens, models, entropies and work of every walk against it. Both
-partners run at full depth here: where a model decides its depth, what it says depends on what it read before.
-Sampling is refused by design: there is nothing to share.
+The oracles are ``switching.switch`` and ``speculative.speculate``: laws hold tokens, models, entropies and work of
+every walk against the one, tokens and models of speculation against the other. Both partners run at full depth here:
+where a model decides its depth, what it says depends on what it read before. There is no sampling, for there would be
+nothing to share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -147,37 +149,66 @@ def _in_charge(rule: SwitchingRule, entropies_bits: Sequence[Floats]) -> list[in
     return models
 
 
-@dataclass(eq=False)
-class _Walker:
-    """A walk under way: at ``node``, the history of ``tokens``."""
+@dataclass(frozen=True, eq=False)
+class Spoken:
+    """One text by greedy speculation: int64 [emitted] ``tokens``, and the ``model`` of each, ``SMALL`` where a draft
+    stands, accepted or waved through by the gate; float64 [judged] ``entropy_bits`` of the drafts that were judged."""
 
-    wanted: Wanted
-    rule: SwitchingRule
-    node: Node
-    current: int
-    run: int = 0
-    tokens: list[int] = field(default_factory=list)
-    model: list[int] = field(default_factory=list)
-    bits: list[float] = field(default_factory=list)
-    rolling: list[float] = field(default_factory=list)
-    done: bool = False
+    tokens: Ints
+    model: Ints
+    entropy_bits: Floats
 
-    def advance(self) -> None:
-        """As far as what was said reaches."""
-        while not self.done and (said := self.node.said[self.current]) is not None:
-            token, bits = said
-            self.tokens.append(token)
-            self.model.append(self.current)
-            self.bits.append(bits)
-            self.rolling.append(rolling_mean(self.bits, self.rule.window))
-            self.node = self.node.child(token)
-            following = self.rule.next_model(self.rolling[-1], self.current, self.run + 1)
-            self.current, self.run = following, self.run + 1 if following == self.current else 0
-            self.done = self.wanted.over(self.tokens)
 
-    def walk(self) -> Walk:
-        models, columns = np.array(self.model, dtype=np.int64), (np.array(self.bits), np.array(self.rolling))
-        return Walk(len(self.wanted.prompt), np.array(self.tokens, dtype=np.int64), models, *columns)
+Question = tuple[Node, int, list[int]]  # where a model is asked, which, and the tokens emitted up to there
+W = TypeVar("W", Walk, Spoken)
+
+
+def _hear(node: Node, model: int, tokens: list[int]) -> Generator[Question, None, Said]:
+    while (said := node.said[model]) is None:
+        yield node, model, tokens
+    return said
+
+
+def _switching(text: Wanted, rule: SwitchingRule, node: Node) -> Generator[Question, None, Walk]:
+    """The walk of ``rule`` from the root of ``text``, asking for whatever was not said yet."""
+    tokens: list[int] = []
+    model: list[int] = []
+    bits: list[float] = []
+    rolling: list[float] = []
+    current, run = rule.start, 0
+    while True:
+        token, entropy = yield from _hear(node, current, tokens)
+        tokens.append(token)
+        model.append(current)
+        bits.append(entropy)
+        rolling.append(rolling_mean(bits, rule.window))
+        node = node.child(token)
+        if text.over(tokens):
+            whole = np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64)
+            return Walk(len(text.prompt), *whole, np.array(bits), np.array(rolling))
+        following = rule.next_model(rolling[-1], current, run + 1)
+        current, run = following, run + 1 if following == current else 0
+
+
+def _speculating(text: Wanted, k: int, gate_bits: float | None, node: Node) -> Generator[Question, None, Spoken]:
+    """Greedy speculation: k drafts a round, or as many as fit before the verifier's own token (``acceptance``)."""
+    tokens: list[int] = []
+    model: list[int] = []
+    bits: list[float] = []
+    left = 0  # drafts that this round may still make; the verifier writes the first token of all
+    while not (tokens and text.over(tokens)):
+        chosen, _ = yield from _hear(node, LARGE, tokens)
+        emitted, by = chosen, LARGE
+        if left:
+            draft, entropy = yield from _hear(node, SMALL, tokens)
+            bits.append(entropy)
+            if draft == chosen or (gate_bits is not None and entropy < gate_bits):
+                emitted, by = draft, SMALL
+        tokens.append(emitted)
+        model.append(by)
+        node = node.child(emitted)
+        left = left - 1 if by == SMALL else min(k, text.most - len(tokens) - 1)
+    return Spoken(np.array(tokens, dtype=np.int64), np.array(model, dtype=np.int64), np.array(bits))
 
 
 class Texts:
@@ -202,17 +233,16 @@ class Texts:
         _require_full_depth(partners)
         if any(text.most < 1 for text, _ in wanted):
             raise BadArgument("most", 0, "at least one new token")
-        walkers = [_Walker(text, rule, self._root(text), rule.start) for text, rule in wanted]
-        while True:
-            waiting: dict[tuple[int, int], _Walker] = {}
-            for walker in walkers:
-                walker.advance()
-                if not walker.done:
-                    waiting.setdefault((id(walker.node), walker.current), walker)
-            if not waiting:
-                return [walker.walk() for walker in walkers]
-            for model in (SMALL, LARGE):
-                self._ask(partners, model, [walker for (_, asked), walker in waiting.items() if asked == model])
+        return self._told(partners, [(text, _switching(text, rule, self._root(text))) for text, rule in wanted])
+
+    def spoken(self, partners: Partners, wanted: Sequence[Wanted], k: int, gate_bits: float | None) -> list[Spoken]:
+        """Each text by greedy speculation with ``k`` drafts a round, in order: tokens and shares, no work.
+
+        Raises:
+            As ``walks``.
+        """
+        _require_full_depth(partners)
+        return self._told(partners, [(text, _speculating(text, k, gate_bits, self._root(text))) for text in wanted])
 
     def choices(self, partners: Partners, text: Wanted, walk: Walk, model: int) -> Bools:
         """[emitted] whether each token of ``walk`` is the greedy choice of ``model`` after the same history."""
@@ -271,15 +301,32 @@ class Texts:
     def _root(self, text: Wanted) -> Node:
         return self._roots.setdefault(tuple(text.prompt.tolist()), Node())
 
-    def _ask(self, partners: Partners, model: int, waiting: Sequence[_Walker]) -> None:
-        """Let ``model`` write on from where each walker waits; alike lengths together, so that little is padded."""
-        order = sorted(waiting, key=lambda walker: len(walker.wanted.prompt) + len(walker.tokens))
-        for at in range(0, len(order), self._rows):
-            self._write(partners, model, order[at : at + self._rows])
+    def _told(self, partners: Partners, walkers: Sequence[tuple[Wanted, Generator[Question, None, W]]]) -> list[W]:
+        """What every walker comes to, asked for in rounds: all that wait are answered together."""
+        found: dict[int, W] = {}
+        while True:
+            waiting: dict[tuple[int, int], tuple[Wanted, Node, list[int]]] = {}
+            for number, (text, walker) in enumerate(walkers):
+                if number in found:
+                    continue
+                try:
+                    node, model, tokens = next(walker)
+                    waiting.setdefault((id(node), model), (text, node, tokens))
+                except StopIteration as end:
+                    found[number] = end.value
+            if not waiting:
+                return [found[number] for number in range(len(walkers))]
+            for model in (SMALL, LARGE):
+                self._ask(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
 
-    def _write(self, partners: Partners, model: int, walkers: Sequence[_Walker]) -> None:
-        partner = partners[model]
-        texts = [(walker.wanted, walker.node, list(walker.tokens)) for walker in walkers]
+    def _ask(self, partners: Partners, model: int, waiting: Sequence[tuple[Wanted, Node, list[int]]]) -> None:
+        """Let ``model`` write on from where walkers wait; alike lengths together, so that little is padded."""
+        order = sorted(waiting, key=lambda asked: len(asked[0].prompt) + len(asked[2]))
+        for at in range(0, len(order), self._rows):
+            self._write(partners[model], model, order[at : at + self._rows])
+
+    def _write(self, partner: Partner, model: int, waiting: Sequence[tuple[Wanted, Node, list[int]]]) -> None:
+        texts = [(text, node, list(tokens)) for text, node, tokens in waiting]
         prompts = [Prompt(np.concatenate([text.prompt, tokens]).astype(np.int64)) for text, _, tokens in texts]
         session, step = partner.decoder.start(prompts)
         try:

@@ -3,8 +3,8 @@
 Entropy-gated acceptance against switching, at exactly the large model's share that the paper's first saving leaves: of
 all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules do
 (``sweep.routing``). A speculated token counts as the large model's where no draft stands for it. The verifier reads
-every draft all the same: FLOPs stand in the table. The row reports. It does not apply to weights without quality, nor
-where the large model is not better on any task, nor where no answer is written.
+every draft all the same, so that a share is no saving here: EAD-F1's table has the FLOPs. The row reports. It does not
+apply to weights without quality, nor where the large model is not better on any task, nor where no answer is written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from itertools import product
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Speculated
 from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.pair.answered import Answered, table_row
@@ -109,18 +108,18 @@ def _front(pair: Pair, task: str) -> list[Option]:
 
 
 def _speculated(pair: Pair, task: str, split: Split, option: Option) -> Answered:
-    (k, gate), validating = option, split == "validate"
-    count = pair.size.tried if validating else pair.size.judged
-    if not k:
-        return pair.answers.alone(LARGE, task, split, count)
-    return pair.answers.speculated(task, split, count, k=k, gate_bits=gate, padded=validating)
+    (k, gate), count = option, pair.size.tried if split == "validate" else pair.size.judged
+    return pair.answers.gated(k, gate, task, split, count) if k else pair.answers.alone(LARGE, task, split, count)
 
 
 def _gates_bits(pair: Pair, task: str) -> list[float | None]:
-    """Gates from the drafts' entropies on validation; beyond the largest nothing is refused."""
-    runs = pair.answers.speculated(task, "validate", pair.size.tried, padded=True).runs
-    drawn = np.concatenate([run.drafts.entropy_bits for run in runs if isinstance(run, Speculated)])
-    return [None if share is None else math.nextafter(float(np.quantile(drawn, share)), math.inf) for share in GATES]
+    """Gates from the entropies of drafts on validation; beyond the largest of all nothing is refused."""
+    drafts = pair.answers.gated(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
+    most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
+    return [
+        None if share is None else most if share == 1 else float(np.quantile(np.concatenate(drafts), share))
+        for share in GATES
+    ]
 
 
 QUESTION = Question("EAD-A4", "pair", answer)

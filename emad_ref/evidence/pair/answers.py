@@ -20,7 +20,7 @@ from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.evidence.pair import asked
 from emad_ref.evidence.pair.answered import Answered, Result
 from emad_ref.evidence.pair.asked import Task, tasks_of
-from emad_ref.evidence.pair.batches import ROWS, equal, full, in_groups
+from emad_ref.evidence.pair.batches import ROWS, equal, in_groups
 from emad_ref.evidence.pair.models import Models
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.point import OperatingPoint
@@ -126,10 +126,8 @@ class Answers:
         *,
         k: int = DRAFTED,
         gate_bits: float | None = None,
-        padded: bool = False,
     ) -> Answered:
-        """Items answered by speculative decoding, both models at full depth; ``padded``: in full batches, where FLOPs
-        do not matter.
+        """Items answered by speculative decoding, both models at full depth.
 
         The large model's tokens are those that no draft stands for, whether accepted or waved through by the gate.
         Options, which are read and not written, it ranks as the large model alone: it is lossless.
@@ -139,7 +137,7 @@ class Answers:
         """
 
         def generated(wanted: Sequence[Wanted]) -> tuple[list[Written], list[Result]]:
-            groups = full(wanted) if padded else equal(wanted)
+            groups = equal(wanted)
             with self.models.partners(rows=ROWS) as (small, large):
 
                 def decode(prompts: list[Prompt], text: Wanted) -> Speculated:
@@ -155,7 +153,23 @@ class Answers:
 
         if gate_bits is None and not self.task(task).generated:
             return self.alone(LARGE, task, split, count)
-        return self._decoded(("speculated", k, gate_bits, padded, task, split, count), generated)
+        return self._decoded(("speculated", k, gate_bits, task, split, count), generated)
+
+    def gated(self, k: int, gate_bits: float | None, task: str, split: Split, count: int) -> Answered:
+        """Tokens and shares of ``speculated``, read off the texts that rules share; its work is not told.
+
+        ``entropy_bits``: of the drafts that were judged.
+        """
+
+        def write(wanted: Sequence[Wanted]) -> list[Written]:
+            with self.models.partners(rows=ROWS) as partners:
+                spoken = self._texts.spoken(partners, wanted, k, gate_bits)
+            return [Written(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
+
+        def run() -> Answered:
+            return Answered.of(self.task(task).answered(Way(write, None), split, count), None)
+
+        return self._kept(("gated", k, gate_bits, task, split, count), run)
 
     def self_speculated(self, exit_layer: int, task: str, split: Split, count: int, *, k: int = DRAFTED) -> Answered:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""

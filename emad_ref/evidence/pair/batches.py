@@ -33,12 +33,6 @@ def equal(items: Sequence[Wanted]) -> list[list[int]]:
     return groups
 
 
-def full(items: Sequence[Wanted]) -> list[list[int]]:
-    """Indices of items in groups of ``ROWS``, prompts of a group as nearly equal as can be."""
-    order = _ascending(items)
-    return [order[at : at + ROWS] for at in range(0, len(order), ROWS)]
-
-
 def _ascending(items: Sequence[Wanted]) -> list[int]:
     return sorted(range(len(items)), key=lambda index: len(items[index].prompt))
 
