@@ -78,7 +78,7 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     least = min(done.large_share for done in judged.values())
     gated, name = None, ""
     if least <= allowed:
-        mixture = mixed([done.ran for done in judged.values()], allowed)
+        mixture = mixed([done.ran for done in judged.values()], allowed, asked.rng)
         gated = routed.score.like(mixture.score)
         p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
         name = f"{p:.0%} of items by {_called(first)}, {1 - p:.0%} by {_called(second)}"

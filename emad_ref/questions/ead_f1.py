@@ -12,6 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.pair.answered import table_row
@@ -38,14 +41,15 @@ def savings(claim: Claim) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Judged:
-    """[items] expected score of the ``rules`` that take turns, at exactly the paper's saving, and right by the large
-    model alone.
+    """[items] expected ``score`` of the ``rules`` that take turns, at exactly the paper's saving; right where each item
+    was ``dealt`` to one of them, and by the large model ``alone``.
 
     ``attained``: what validation's own proportion saves on these items; ``neighbours``: what either rule saves there.
     """
 
     rules: str
     score: ByItem
+    dealt: ByItem
     alone: ByItem
     attained: float
     neighbours: tuple[float, float]
@@ -80,12 +84,38 @@ def decide(found: Found, asked: Asked) -> Verdict:
         if not judged.alone.values.any():
             beside.append(unseen(name, "the large model answers no judged item right: there is no score to keep"))
             continue
-        estimate = retained(judged.score, judged.alone, kept, asked.rng)
+        estimate = _kept(judged, kept, asked)
         tests.append(weighed(name, estimate, "below", kept, asked.claim.minimum))
         saved = counted(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
     beside += [_unrouted(*each) for each in found.unrouted]
     return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
+
+
+def _kept(judged: Judged, kept: float, asked: Asked) -> Estimate:
+    """The share of the large model's score at exactly the saving, tested twice: the larger p-value and the wider bound
+    count.
+
+    Once with items dealt out: right or wrong, where exact tests know what few items can tell. And once by a t test on
+    what is expected of each item, whose spread holds that of the proportion too (``sweep.routing``).
+    """
+    dealt = retained(judged.dealt, judged.alone, kept, asked.rng)
+    score, alone = judged.score.independent, judged.alone.independent.astype(np.float64)
+    away = score - kept * alone
+    ratio = float(score.sum() / alone.sum())
+    if len(away) < 2 or not np.ptp(away):
+        return replace(dealt, value=ratio)
+    tests = [stats.ttest_1samp(away, 0.0, alternative=side) for side in ("greater", "less")]
+    low, high = stats.ttest_1samp(score - ratio * alone, 0.0).confidence_interval()
+    return replace(
+        dealt,
+        value=ratio,
+        low=min(dealt.low, ratio + float(low) / alone.mean()),
+        high=max(dealt.high, ratio + float(high) / alone.mean()),
+        p_above=max(dealt.p_above, float(tests[0].pvalue)),
+        p_below=max(dealt.p_below, float(tests[1].pvalue)),
+        method=f"paired t on the expected score; items dealt out: {dealt.method}",
+    )
 
 
 def _turns(judged: Judged, wanted: float) -> str:
@@ -136,7 +166,7 @@ def _routed(pair: Pair, claim: Claim, task: str, result: str) -> Routed:
     if found is None:
         return Routed(task, result, None)
     alone = pair.rules.judged_alone(LARGE, task).right
-    return Routed(task, result, Judged(found.name, found.score, alone, found.attained, found.neighbours))
+    return Routed(task, result, Judged(found.name, found.score, found.dealt, alone, found.attained, found.neighbours))
 
 
 def _rows(pair: Pair, task: str) -> list[dict[str, Any]]:

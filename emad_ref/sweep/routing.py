@@ -99,20 +99,24 @@ class Mixture:
     ``score``  float64 [items] whose mean is the mixture's expected score at exactly the share wanted. What an item adds
                to the share is weighed at the exchange rate between the two rules, so that the spread of this column
                holds that of p, which these very items fixed (first order: the influence function of the score).
+    ``dealt``  float64 [items] right where each item was in fact given to one of the two, as many to the first, in an
+               order drawn beforehand, as bring the share nearest to the one wanted.
     """
 
     first: int
     second: int
     probability: float
     score: Floats
+    dealt: Floats
 
 
-def mixed(runs: Sequence[Ran], share: float, near: int = 0) -> Mixture:
+def mixed(runs: Sequence[Ran], share: float, rng: np.random.Generator, near: int = 0) -> Mixture:
     """The mixture of two neighbours among ``runs``, of falling share, that leaves the large model exactly ``share``.
 
     With l tokens by the large model of e emitted, d_i = l_i − share · e_i: p solves p Σ d_A + (1 − p) Σ d_B = 0.
 
     Args:
+        rng: draws the order in which items are dealt.
         near: where several neighbours will do, those at this index or nearest to it.
 
     Raises:
@@ -128,4 +132,14 @@ def mixed(runs: Sequence[Ran], share: float, near: int = 0) -> Mixture:
     score = p * one.right + (1 - p) * other.right
     rate = (one.right.mean() - other.right.mean()) / (d_one.mean() - d_other.mean())
     # the mean of these is 0: p was chosen so
-    return Mixture(k, k + 1, p, score - rate * (p * d_one + (1 - p) * d_other))
+    return Mixture(k, k + 1, p, score - rate * (p * d_one + (1 - p) * d_other), _dealt(one, other, d_one, d_other, rng))
+
+
+def _dealt(one: Ran, other: Ran, d_one: Floats, d_other: Floats, rng: np.random.Generator) -> Floats:
+    order = rng.permutation(len(d_one))
+    # what is away from the share once the first 0, 1, … items of the order go by ``one``
+    away = d_other.sum() + np.concatenate([[0.0], np.cumsum((d_one - d_other)[order])])
+    taken = order[: int(np.argmin(np.abs(away)))]
+    right = other.right.copy()
+    right[taken] = one.right[taken]
+    return right

@@ -104,7 +104,7 @@ def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rules", switched, alone, 0.41, (0.4, 0.5)))
+    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rules", switched, switched, alone, 0.41, (0.4, 0.5)))
     verdict = ead_f1.decide(ead_f1.Found((kept, ead_f1.Routed("task", "qwen", None))), asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
     assert verdict.verdict == "inconclusive"

@@ -35,14 +35,14 @@ class Answers:
     task's most frequent answer is read."""
 
     def __init__(self, models: Models, seed: int, guessed_on: int):
-        self.models, self._seed, self._guessed_on = models, seed, guessed_on
+        self.models, self.seed, self._guessed_on = models, seed, guessed_on
         self._answers: dict[tuple[object, ...], Answered] = {}
         self._texts = Texts(ROWS)
 
     @cached_property
     def scored(self) -> dict[str, Task]:
         """The tasks of this run, by name."""
-        return tasks_of(self.models, self._seed, self._guessed_on)
+        return tasks_of(self.models, self.seed, self._guessed_on)
 
     @cached_property
     def _unscored(self) -> Task:

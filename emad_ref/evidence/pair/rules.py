@@ -86,7 +86,8 @@ class Compared:
 class Routed:
     """A task at a saving: each item by ``first`` with ``probability``, else by ``second``.
 
-    ``score``        [items] of the judged ones; its mean is the expected score at exactly ``saving`` there.
+    ``score``        [items] of the judged ones; its mean is the expected score at exactly ``saving`` there. ``dealt``:
+                     right [items] where each was given to one of the two.
     ``chosen``       the probability that saves as much on validation; ``attained``: what it saves on the judged items.
     ``neighbours``   what the two rules save on the judged items.
     """
@@ -96,6 +97,7 @@ class Routed:
     second: SwitchingRule
     probability: float
     score: ByItem
+    dealt: ByItem
     chosen: float
     attained: float
     neighbours: tuple[float, float]
@@ -210,8 +212,9 @@ class Rules:
             return None
         rules, tried = self.front(task, constants), self.tried(task, constants)
         judged = self.answers.switched_all(rules, task, "evaluate", self.size.judged)
-        chosen = mixed([tried[rule].ran for rule in rules], share)
-        found = mixed([done.ran for done in judged], share, near=chosen.first)
+        rng = np.random.default_rng(self.answers.seed)
+        chosen = mixed([tried[rule].ran for rule in rules], share, rng)
+        found = mixed([done.ran for done in judged], share, rng, near=chosen.first)
         first, second = rules[found.first], rules[found.second]
         return Routed(
             saving,
@@ -219,6 +222,7 @@ class Rules:
             second,
             found.probability,
             judged[0].right.like(found.score),
+            judged[0].right.like(found.dealt == 1),
             chosen.probability,
             models.saving(_share(chosen, judged)),
             (models.saving(judged[found.first].large_share), models.saving(judged[found.second].large_share)),

@@ -91,7 +91,7 @@ def ran(rng, items, accuracy, share):
 def test_a_mixture_has_exactly_the_share_and_the_score_of_its_parts(seed, share):
     rng = np.random.default_rng(seed)
     runs = [ran(rng, 40, accuracy, large) for accuracy, large in ((0.9, 1.0), (0.8, 0.5), (0.6, 0.0))]
-    found = mixed(runs, share)
+    found = mixed(runs, share, rng)
     first, second, p = runs[found.first], runs[found.second], found.probability
     assert found.second == found.first + 1
     assert 0 <= p <= 1
@@ -109,7 +109,7 @@ def test_the_scores_spread_holds_that_of_the_proportion():
         right = [(rng.random(100) < accuracy - 0.6 * hard).astype(float) for accuracy in (1.2, 0.9)]
         large = [rng.binomial(emitted, share + 0.5 * (hard - 0.5)) for share in (0.65, 0.35)]
         runs = [Ran(r, emitted, by) for r, by in zip(right, large, strict=True)]
-        found = mixed(runs, 0.5)
+        found = mixed(runs, 0.5, rng)
         scores.append(found.score.mean())
         errors.append(found.score.std(ddof=1) / 10)
         p = found.probability
@@ -119,20 +119,33 @@ def test_the_scores_spread_holds_that_of_the_proportion():
     assert abs(np.mean(plain) / np.std(scores) - 1) > 0.1
 
 
+def test_items_are_dealt_so_that_the_share_is_met_within_one_item():
+    rng = np.random.default_rng(4)
+    emitted = rng.integers(20, 60, 50)
+    # right says who answered: 2 the first rule, 3 the second
+    runs = [Ran(np.full(50, 2.0 + n), emitted, rng.binomial(emitted, 0.7 - 0.5 * n)) for n in (0, 1)]
+    found = mixed(runs, 0.45, rng)
+    first = found.dealt == 2
+    assert set(found.dealt) == {2.0, 3.0}
+    by_large = np.where(first, runs[0].by_large, runs[1].by_large).sum()
+    assert by_large == pytest.approx(0.45 * emitted.sum(), abs=60)
+    assert first.mean() == pytest.approx(found.probability, abs=0.1)
+
+
 def test_a_run_that_has_the_share_itself_is_taken_alone():
     whole, half, none = (Ran(np.ones(2), np.array([4, 4]), np.array([n, n])) for n in (4, 2, 0))
-    found = mixed([whole, half, none], 0.5)
+    found = mixed([whole, half, none], 0.5, np.random.default_rng(0))
     assert (found.second, found.probability) == (1, 0.0)
 
 
 def test_of_several_neighbours_those_nearest_to_validations_are_taken():
     """On the judged items shares need not fall from rule to rule."""
     runs = [Ran(np.ones(1), np.array([10]), np.array([n])) for n in (9, 3, 7, 0)]
-    assert [mixed(runs, 0.5, near=near).first for near in (0, 2)] == [0, 2]
+    assert [mixed(runs, 0.5, np.random.default_rng(0), near=near).first for near in (0, 2)] == [0, 2]
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9])
 def test_a_share_outside_is_refused(share):
     runs = [Ran(np.ones(1), np.array([10]), np.array([n])) for n in (8, 2)]
     with pytest.raises(BadArgument, match="a share between those of the runs"):
-        mixed(runs, share)
+        mixed(runs, share, np.random.default_rng(0))
