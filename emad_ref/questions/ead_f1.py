@@ -84,7 +84,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
         if not judged.alone.values.any():
             beside.append(unseen(name, "the large model answers no judged item right: there is no score to keep"))
             continue
-        estimate = _kept(judged, kept, asked)
+        estimate = _kept(judged, kept)
         tests.append(weighed(name, estimate, "below", kept, asked.claim.minimum))
         saved = counted(f"{name}: saving", judged.attained, len(judged.score), "saving", _turns(judged, wanted))
         beside.append(replace(saved, threshold=wanted))
@@ -92,14 +92,14 @@ def decide(found: Found, asked: Asked) -> Verdict:
     return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
-def _kept(judged: Judged, kept: float, asked: Asked) -> Estimate:
+def _kept(judged: Judged, kept: float) -> Estimate:
     """The share of the large model's score at exactly the saving, tested twice: the larger p-value and the wider bound
     count.
 
     Once with items dealt out: right or wrong, where exact tests know what few items can tell. And once by a t test on
     what is expected of each item, whose spread holds that of the proportion too (``sweep.routing``).
     """
-    dealt = retained(judged.dealt, judged.alone, kept, asked.rng)
+    dealt = retained(judged.dealt, judged.alone, kept)
     score, alone = judged.score.independent, judged.alone.independent.astype(np.float64)
     away = score - kept * alone
     ratio = float(score.sum() / alone.sum())
