@@ -10,7 +10,7 @@ documents. So WikiText, for which lm-eval gives no standard error, has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -80,13 +80,19 @@ class TaskResult:
 
 
 def evaluate_tasks(
-    lm: LM, tasks: Sequence[str], *, data: Path | None = None, limit: int | None = None, run_code: bool = False
+    lm: LM,
+    tasks: Sequence[str],
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    run_code: bool = False,
+    documents: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, TaskResult]:
     """Results by task; a group (``hendrycks_math``) gives one per member.
 
     ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder that
     takes the hub's place, None asks the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
-    allows tasks that run generated programs.
+    allows tasks that run generated programs. ``documents``: of each task those of these indices, instead of a limit.
 
     Raises:
         BadArgument: an unknown task, no tasks, a limit below 1, data that is missing or does not fit, or a task that
@@ -106,7 +112,13 @@ def evaluate_tasks(
     before = _cut(lm)
     with lm_eval_quiet():
         results = evaluate(
-            lm, loaded, limit=limit, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=run_code
+            lm,
+            loaded,
+            limit=limit,
+            samples=None if documents is None else {name: list(indices) for name, indices in documents.items()},
+            bootstrap_iters=0,
+            log_samples=True,
+            confirm_run_unsafe_code=run_code,
         )
     cut = {name: count - before.get(name, 0) for name, count in _cut(lm).items()}
     return {

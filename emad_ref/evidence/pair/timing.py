@@ -20,15 +20,13 @@ from emad_ref.decoding.acceptance import Speculated
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
-from emad_ref.decoding.switching import SwitchingRule, switch
+from emad_ref.decoding.switching import LARGE, SwitchingRule, switch
 from emad_ref.evidence.pair.answered import Result, record_of
-from emad_ref.evidence.pair.batches import prompts_of
 from emad_ref.evidence.pair.rules import Rules
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.meters.clock import paired
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, Decoder, Prompt
-from emad_ref.text import world
 from emad_ref.verdict.units import ByPair
 
 WARM_UP = 2
@@ -66,19 +64,18 @@ class Timing:
 
     @property
     def task(self) -> str:
-        """The task whose prompts are timed: the one most worth routing, else the first."""
-        return next(iter(self._rules.tasks or world.TASKS))
+        """What is timed: the task most worth routing, else the first whose answers are written, else plain texts."""
+        return self._rules.writable[0]
 
     @cached_property
     def new(self) -> int:
-        """New tokens of a timed request, no stop token: as many as its answers take on average."""
-        items = self._answers.items(self.task, "evaluate", self._rules.size.judged)
-        return round(float(np.mean([len(continuation) for item in items for continuation in item.continuations])))
+        """New tokens of a timed request, no stop token: as many as the large model's answers take on average."""
+        return round(float(self._rules.judged_alone(LARGE, self.task).emitted.mean()))
 
     def prompts(self, count: int) -> list[Prompt]:
-        """Prompts of judged items of ``task``."""
-        judged = self._rules.size.judged
-        return prompts_of(self._answers.items(self.task, "evaluate", max(judged, count))[:count])
+        """Prompts of judged items of ``task``; where a file has fewer, its own come round again."""
+        prompts = self._answers.prompts(self.task, "evaluate", max(self._rules.size.judged, count))
+        return [prompts[at % len(prompts)] for at in range(count)]
 
     def timed(self, arms: Mapping[str, Arm], pairs: int) -> Timed:
         """``arms`` on the same fresh prompts; each takes a prompt and a number of new tokens, and stops at none."""
@@ -112,7 +109,7 @@ class Timing:
         """
         with self._models.partners() as (small, large):
             arms = {"large": alone(large.decoder), "speculative": speculating(small, large)}
-            if self._rules.tasks:
+            if self._rules.written:
                 arms["EAD"] = switching(small, large, self._rules.put_forward(self.task))
             timed = self.timed(arms, self._pairs)
         self._require_lossless(timed)
