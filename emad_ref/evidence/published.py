@@ -177,7 +177,7 @@ class Published:
 
     def correct(self, name: str, point: OperatingPoint) -> ByItem:
         """[documents] bool, whether each is right under ``point``."""
-        return ByItem(self.result(name, point).scores == 1)
+        return ByItem.distinct(self.result(name, point).scores == 1)
 
     def chance(self, name: str) -> float:
         return self.scored[name].chance

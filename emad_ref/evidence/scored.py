@@ -91,10 +91,10 @@ class Scored:
         items = self._own[task]
         if task in self._task_traces:
             trace = self._task_traces[task]
-            return ByItem(correct(items, trace, depths(trace, point)))
+            return ByItem.distinct(correct(items, trace, depths(trace, point)))
         key = (task, point)
         if key not in self._generated:
-            self._generated[key] = ByItem(self._run_programs(items, point))
+            self._generated[key] = ByItem.distinct(self._run_programs(items, point))
         return self._generated[key]
 
     @property

@@ -47,17 +47,16 @@ def decide(found: Found, asked: Asked) -> Verdict:
         f"{name}: of them another than the large model's": (found.wrong, found.decisive_small),
         f"{name}: of its other tokens another than the large model's": (found.calm_wrong, found.calm),
     }
-    legs = [_rate(leg, part.values, whole.values, asked.rng) for leg, (part, whole) in shares.items()]
+    legs = [_rate(leg, part, whole, asked.rng) for leg, (part, whole) in shares.items()]
     return row(asked.claim, asked.model, legs)
 
 
-def _rate(name: str, part: np.ndarray, whole: np.ndarray, rng: np.random.Generator) -> Leg:
+def _rate(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
     """Σ part / Σ whole with its interval over items; without one where every item has the same."""
-    seen, unit = whole > 0, "share of tokens"
+    seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
         return replace(counted(name, 0, 0, unit, "there is no such token"), estimate=None)
-    columns = ByItem(part[seen].astype(float)), ByItem(whole[seen])
-    estimate = mean_rate(*columns, threshold=0.0, rng=rng, unit=unit)
+    estimate = mean_rate(part.among(seen), whole.among(seen), threshold=0.0, rng=rng, unit=unit)
     if estimate.low == estimate.high:
         return counted(name, estimate.value, estimate.n, unit, "the same in every item: there is no spread")
     why = "" if math.isfinite(estimate.low) else "too few items differ to bound it"
@@ -83,7 +82,9 @@ def _found(name: str, run: Switched, agrees: list[np.ndarray], threshold_bits: f
     small = [models == SMALL for models in run.model]
 
     def per_item(*columns: list[np.ndarray]) -> ByItem:
-        return ByItem(np.array([int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)]))
+        return ByItem.distinct(
+            np.array([int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)])
+        )
 
     low, differs = [~item for item in high], [~item for item in agrees]
     return Found(

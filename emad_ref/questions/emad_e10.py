@@ -116,7 +116,7 @@ def answers_at(evidence: Evidence, point: OperatingPoint) -> Answers | None:
     if not tasks:
         return None
     pooled = (
-        ByItem(np.concatenate([scored.correct(task, at).values for task in tasks]))
+        ByItem.distinct(np.concatenate([scored.correct(task, at).values for task in tasks]))
         for at in (evidence.subject.full, point)
     )
     return Answers(tasks, *pooled)

@@ -84,10 +84,7 @@ def perplexity_rise(
         _column(name, column, ByDocument)
         for name, column in (("nll_candidate", nll_candidate), ("nll_reference", nll_reference))
     )
-    if candidate.shape != reference.shape:
-        raise BadArgument(
-            "nll_reference", reference.shape, f"shape {candidate.shape}", "both arms score the same documents"
-        )
+    _require_paired("nll_reference", nll_reference, nll_candidate, "both arms score the same documents")
     if not threshold > -1:
         raise BadArgument("threshold", threshold, "a rise above -1", "perplexity cannot fall by more than all of it")
     rate = mean_rate(
@@ -132,10 +129,10 @@ def mean_rate(
         BadArgument: as in ``perplexity_rise``.
     """
     x, weight, noun = _column("sums", sums, Units), _column("tokens", tokens, type(sums)), sums.noun
-    if x.shape != weight.shape:
-        raise BadArgument("tokens", weight.shape, f"shape {x.shape}", f"one count for each of the {noun}")
+    _require_paired("tokens", tokens, sums, f"one count for each of the {noun}")
     if weight.min() < 1:
         raise BadArgument("tokens", int(weight.min()), f"at least 1 for each of the {noun}", "leave empty ones out")
+    x, weight = (_pooled(column) for column in (sums, tokens))
     n, total = len(x), weight.sum()
     value = float(x.sum() / total)
     if n == 1:
@@ -188,7 +185,7 @@ def profile_steps(entropy_sums: Units, tokens: Units, *, threshold: float, rng: 
         BadArgument: fewer than two layers, and as in ``mean_rate``.
     """
     sums = _profile(entropy_sums)
-    draws = document_draws(len(sums), RESAMPLES, rng)
+    draws = document_draws(len(entropy_sums.independent), RESAMPLES, rng)
     return [
         mean_rate(entropy_sums.like(step), tokens, threshold=threshold, rng=rng, unit="nats per layer", draws=draws)
         for step in np.diff(sums, axis=1).T
@@ -313,12 +310,11 @@ def retained(candidate: ByItem, reference: ByItem, kept: float, rng: np.random.G
         BadArgument: a reference that is never right, shapes differ, or no item.
     """
     right, wanted = _column("candidate", candidate, ByItem), _column("reference", reference, ByItem)
-    if right.shape != wanted.shape:
-        raise BadArgument("reference", len(wanted), f"{len(right)} items", "both arms answer the same items")
+    _require_paired("reference", reference, candidate, "both arms answer the same items")
     if not wanted.any():
         raise BadArgument("reference", "no item right", "at least one", "a share of no score is no number")
-    above = ByItem((right - kept * wanted) / wanted.mean())
-    ones = ByItem(np.ones(len(right), dtype=np.int64))
+    above = candidate.like((right - kept * wanted) / wanted.mean())
+    ones = candidate.like(np.ones(len(right), dtype=np.int64))
     found = mean_rate(above, ones, threshold=0.0, rng=rng, unit="share of the score")
     return replace(found, value=found.value + kept, low=found.low + kept, high=found.high + kept)
 
@@ -373,8 +369,7 @@ def difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generat
         BadArgument: other items on either side, and as in ``mean_rate``.
     """
     first, second = _column("a", a, ByItem), _column("b", b, ByItem)
-    if first.shape != second.shape:
-        raise BadArgument("b", second.shape, f"shape {first.shape}", "both sides answer the same items")
+    _require_paired("b", b, a, "both sides answer the same items")
     worse, better = first < second, first > second
     differing = int(worse.sum() + better.sum())
     if differing >= FEWEST_DIFFERING:
@@ -427,8 +422,7 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
         BadArgument: shapes differ, no pair, a time that is not positive and finite, or a threshold ≤ 0.
     """
     a, b = _column("times_a", times_a, ByPair), _column("times_b", times_b, ByPair)
-    if a.shape != b.shape:
-        raise BadArgument("times_b", b.shape, f"shape {a.shape}", "times come in pairs")
+    _require_paired("times_b", times_b, times_a, "times come in pairs")
     for name, times in (("times_a", a), ("times_b", b)):
         if times.min() <= 0:
             raise BadArgument(
@@ -521,6 +515,19 @@ def _column(name: str, column: Units, kind: type[Units]) -> Floats:
     if not np.isfinite(array).all():
         raise BadArgument(name, array[~np.isfinite(array)][0], "finite values", "find out which document gave it")
     return array
+
+
+def _require_paired(name: str, column: Units, other: Units, remedy: str) -> None:
+    """As many units as ``other``, in the same clusters where units have any."""
+    if np.shape(column.values) != np.shape(other.values):
+        raise BadArgument(name, np.shape(column.values), f"shape {np.shape(other.values)}", remedy)
+    if isinstance(column, ByItem) and isinstance(other, ByItem) and not np.array_equal(column.cluster, other.cluster):
+        raise BadArgument(f"{name}.cluster", column.cluster[:5], "the clusters of the other side", "they are paired")
+
+
+def _pooled(column: Units) -> Floats:
+    """[n] sums over what depends on each other."""
+    return np.asarray(column.independent, dtype=np.float64)
 
 
 def _profile(entropy_sums: Units) -> Floats:

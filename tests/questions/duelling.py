@@ -11,7 +11,7 @@ from emad_ref.verdict.units import ByDocument
 from tests.questions.simulation import Case
 
 
-def met(*rises: float, documents: int = 40):
+def met(*rises: float, documents: int = 200):
     """EMAD's perplexity over the rival's, as a relative rise, at one net reduction after another."""
 
     def found(rng: np.random.Generator) -> Found:

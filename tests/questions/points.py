@@ -26,7 +26,7 @@ def items(rng: np.random.Generator, lost: float, count: int, solved: float = 0.9
     """Items of which full depth solves a share of ``solved``, and the point a share of ``lost`` fewer."""
     full = rng.random(count) < solved
     kept = rng.random(count) >= lost / solved
-    return ByItem(full), ByItem(full & kept)
+    return ByItem.distinct(full), ByItem.distinct(full & kept)
 
 
 def point(
@@ -35,7 +35,7 @@ def point(
     rise: float = 0.0,
     lost: Mapping[str, float] | None = None,
     saves: float = 0.3,
-    count: int = 60,
+    count: int = 200,
     answered: int = 1500,
 ) -> PointEvidence:
     """A point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items."""

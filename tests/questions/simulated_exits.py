@@ -24,7 +24,7 @@ NOISE_BLOCKS, NOISE_SCORE = 0.5, 0.03  # standard deviations of either side's ow
 def scores(rng: np.random.Generator, gained: float, items: int = ITEMS) -> tuple[ByItem, ByItem]:
     """(ours, theirs): ours is ``gained`` better in expectation."""
     theirs = rng.uniform(0.3, 0.7, items)
-    return ByItem(theirs + gained + NOISE_SCORE * rng.standard_normal(items)), ByItem(theirs)
+    return ByItem.distinct(theirs + gained + NOISE_SCORE * rng.standard_normal(items)), ByItem.distinct(theirs)
 
 
 def contest(
@@ -39,13 +39,13 @@ def contest(
     tokens = rng.integers(2, 12, items)
     blocks = DEEP + 0.5 * rng.standard_normal(items)
     ours_blocks = blocks - sooner + NOISE_BLOCKS * rng.standard_normal(items)
-    ours, theirs = (ByItem(np.full(items, 0.5)),) * 2 if gained is None else scores(rng, gained, items)
+    ours, theirs = (ByItem.distinct(np.full(items, 0.5)),) * 2 if gained is None else scores(rng, gained, items)
     return Contest(where, exited(ours, ours_blocks, tokens), exited(theirs, blocks, tokens))
 
 
 def exited(score: ByItem, blocks: np.ndarray, tokens: np.ndarray) -> Exited:
     """Items whose tokens leave after ``blocks`` [items] on average."""
-    return Exited(score, ByItem(blocks * tokens), ByItem(tokens))
+    return Exited(score, ByItem.distinct(blocks * tokens), ByItem.distinct(tokens))
 
 
 def near(truths: dict[str, float], within: float) -> Callable[[Verdict], None]:

@@ -22,7 +22,7 @@ from emad_ref.questions.asking import Answer
 from emad_ref.questions.early_exits import on_items, premise
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import counted, row
-from tests.questions.simulation import asked
+from tests.questions.simulation import Case, asked
 from tests.unit.tasks.test_datasets import write
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
@@ -148,9 +148,13 @@ def test_the_papers_formula_needs_no_items(made) -> None:
 
 def survives(claim: str) -> Any:
     """The first simulated case of ``claim``, which holds."""
-    case = import_module(f"tests.questions.cases.{claim.lower().replace('-', '_')}").CASES[0]
+    case = cases(claim)[0]
     assert case.truth == "holds"
     return case.found(np.random.default_rng(0))
+
+
+def cases(claim: str) -> list[Case]:
+    return import_module(f"tests.questions.cases.{claim.lower().replace('-', '_')}").CASES
 
 
 @pytest.mark.parametrize("claim", DECIDED)
@@ -173,7 +177,14 @@ def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> No
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
-    """Beside so many no p-value of these legs is small enough."""
-    alone = DECIDED[claim].decide(survives(claim), ee(claim))
-    crowd = DECIDED[claim].decide(survives(claim), replace(ee(claim), other_legs=10**12))
-    assert (alone.verdict, crowd.verdict) == ("survived", "inconclusive")
+    """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
+
+    def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
+        verdict = DECIDED[claim].decide(found, replace(ee(claim), other_legs=other_legs))
+        return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
+
+    failing = [case.found(np.random.default_rng(0)) for case in cases(claim) if case.truth == "fails"]
+    assert any(legs(found, "falsified") for found in failing)
+    assert not any(legs(found, "falsified", 10**40) for found in failing)
+    holding = survives(claim)
+    assert legs(holding, "survived") == legs(holding, "survived", 10**40) != []

@@ -95,7 +95,7 @@ def test_a_score_kept_at_less_than_the_papers_saving_shows_nothing() -> None:
     assert enough.verdict == "survived"
     assert short.verdict == "inconclusive"
     assert "saves only 41.0% on the judged items" in short.reason
-    lost = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", ByItem(switched.values & False), alone, 0.41))
+    lost = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", ByItem.distinct(switched.values & False), alone, 0.41))
     assert ead_f1.decide(ead_f1.Found((lost,)), asked("EAD-F1", rng())).verdict == "falsified", "lost all the more"
 
 

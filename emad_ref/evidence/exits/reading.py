@@ -50,7 +50,7 @@ class Read:
     def by_item(self, values: NDArray[np.floating]) -> ByItem:
         """Sums of ``values`` [tokens, …] within each item, the unit that intervals resample."""
         _, first = np.unique(self.item, return_index=True)
-        return ByItem(np.add.reduceat(values, first, axis=0))
+        return ByItem(np.add.reduceat(values, first, axis=0), self.cluster)
 
     @property
     def tokens(self) -> ByItem:

@@ -82,7 +82,7 @@ class Items:
 
     def column(self, values: Any) -> ByItem:
         """``values`` [items, …] of these items, in their order."""
-        return ByItem(np.asarray(values))
+        return ByItem(np.asarray(values), self.cluster)
 
 
 class ExitTasks:

@@ -152,7 +152,7 @@ class Answers:
     def _right(self, items: Sequence[Item], emitted: Sequence[Ints]) -> ByItem:
         texts = [self.models.large.subject.tokenizer.decode(tokens.tolist()) for tokens in emitted]
         right = [is_right(item, text) for item, text in zip(items, texts, strict=True)]
-        return ByItem(np.array(right, dtype=bool))
+        return ByItem.distinct(np.array(right, dtype=bool))
 
     # ------------------------------------------------------------ greedy choices of the large model
 

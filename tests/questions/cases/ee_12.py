@@ -16,7 +16,7 @@ def found(sooner: float, gained: float):
     """Every fifth text changes."""
 
     def draw(rng: np.random.Generator) -> Found:
-        same = ByItem(np.arange(ITEMS) % 5 != 0)
+        same = ByItem.distinct(np.arange(ITEMS) % 5 != 0)
         return Found((Copied(contest(rng, "task, j=2", sooner=sooner, gained=gained), same),), LAYERS)
 
     return draw

@@ -30,7 +30,7 @@ def few(better: int, worse: int):
         full[:50] = 1.0
         early = full.copy()
         early[50 : 50 + better], early[:worse] = 1.0, 0.0
-        return Found({"t0": Scores(ByItem(full), {2: ByItem(early)})})
+        return Found({"t0": Scores(ByItem.distinct(full), {2: ByItem.distinct(early)})})
 
     return draw
 

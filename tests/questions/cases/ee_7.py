@@ -12,7 +12,7 @@ from tests.questions.simulated_exits import leg_by_name
 from tests.questions.simulation import Case, asked
 
 ITEMS, LAYERS = 150, 8
-LOSSES = ByItem(np.zeros((ITEMS, len(THRESHOLDS))))
+LOSSES = ByItem.distinct(np.zeros((ITEMS, len(THRESHOLDS))))
 MEAN_EXIT = np.array([7.0, 6.0, 5.0, 4.0])
 
 
@@ -32,7 +32,7 @@ def kept(*probability: float):
 
 def calibrated(rng: np.random.Generator) -> Found:
     """Real thresholds on real losses: each item differs from full depth or does not, the looser the oftener."""
-    losses = ByItem((rng.random(ITEMS)[:, None] < np.array([0.0, 0.02, 0.15, 0.5])).astype(float))
+    losses = ByItem.distinct((rng.random(ITEMS)[:, None] < np.array([0.0, 0.02, 0.15, 0.5])).astype(float))
     return Found({"task 0": promised(losses, MEAN_EXIT, LAYERS, asked("EE-7", rng))})
 
 

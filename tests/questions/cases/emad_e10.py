@@ -13,7 +13,7 @@ MARGIN = Selected("emad m=0.50", 0.3)
 ITEMS = 4000
 
 
-def lost(rise: float, drop: float | None = None, *, perplexity: float = 5.0, documents: int = 40):
+def lost(rise: float, drop: float | None = None, *, perplexity: float = 5.0, documents: int = 200):
     """Relative rise of perplexity over ``perplexity``; share of items that only full depth solves, None: no tasks."""
 
     def found(rng: np.random.Generator) -> Found:
@@ -29,7 +29,7 @@ def lost(rise: float, drop: float | None = None, *, perplexity: float = 5.0, doc
 def answers(drop: float, rng: np.random.Generator) -> Answers:
     luck = rng.random(ITEMS)
     full = luck < 0.8
-    return Answers(["facts", "chart"], ByItem(full), ByItem(full & (luck >= drop)))
+    return Answers(["facts", "chart"], ByItem.distinct(full), ByItem.distinct(full & (luck >= drop)))
 
 
 def selected(margin: Selected | None):

@@ -16,7 +16,7 @@ def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5):
     def found(rng: np.random.Generator) -> Found:
         differences = moved * (1 - 0.9 * rng.random(POSITIONS))
         differences[0] = moved
-        return Found(differences, TOLERANCE, Rise("emad m=0.00", saves, *documents(rng, rise, 60)))
+        return Found(differences, TOLERANCE, Rise("emad m=0.00", saves, *documents(rng, rise, 200)))
 
     return found
 

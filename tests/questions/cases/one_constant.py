@@ -21,8 +21,8 @@ def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
         varied = {}
         for value, loss in losses.items():
             change = rng.random(items) < abs(loss) / (ACCURACY if loss > 0 else 1 - ACCURACY)
-            varied[value] = Varied(ByItem(own & ~change if loss > 0 else own | change), 1 / value)
-        return Found("task", symbol, ByItem(own), varied)
+            varied[value] = Varied(ByItem.distinct(own & ~change if loss > 0 else own | change), 1 / value)
+        return Found("task", symbol, ByItem.distinct(own), varied)
 
     return found
 

@@ -60,7 +60,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evide
     for task in exits.tasks:
         for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
             done = evidence.exits.under(task, point)
-            wrong = replace(done.exited, score=ByItem(np.zeros(ITEMS))) if task == "qa" else done.exited
+            wrong = replace(done.exited, score=ByItem.distinct(np.zeros(ITEMS))) if task == "qa" else done.exited
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
     shown = by_rule(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}

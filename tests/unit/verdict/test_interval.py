@@ -168,7 +168,9 @@ def test_bad_measurements_are_refused_by_name(change, named):
         perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
 
 
-@pytest.mark.parametrize("column", [np.array([1.0, 2.0]), ByItem(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))])
+@pytest.mark.parametrize(
+    "column", [np.array([1.0, 2.0]), ByItem.distinct(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))]
+)
 def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
     """A type checker refuses these; who runs without one is told by name."""
     good = each(1.0, 1.5)
@@ -179,8 +181,8 @@ def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
 
 
 def test_a_rate_is_of_one_kind_of_unit():
-    items, weights = ByItem(np.array([1.0, 3.0, 2.0])), np.array([1, 2, 2])
-    rate = mean_rate(items, ByItem(weights), threshold=0.0, rng=rng(), unit="blocks")
+    items, weights = ByItem.distinct(np.array([1.0, 3.0, 2.0])), np.array([1, 2, 2])
+    rate = mean_rate(items, ByItem.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
     assert (rate.noun, rate.n) == ("items", 3)
     assert "of items" in rate.method
     with pytest.raises(BadArgument, match=r"^tokens='ByDocument'"):
@@ -220,7 +222,7 @@ def answers(lost: int, gained: int, n: int) -> tuple[ByItem, ByItem]:
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
     reference[lost : lost + gained] = False
-    return ByItem(reference), ByItem(candidate)
+    return ByItem.distinct(reference), ByItem.distinct(candidate)
 
 
 @pytest.mark.parametrize(("lost", "gained", "n"), [(0, 0, 100), (3, 1, 200), (20, 0, 164), (0, 5, 50), (7, 7, 14)])
@@ -268,7 +270,7 @@ def test_swapping_accuracy_arms_flips_the_sign(lost, gained):
 )
 def test_answers_that_are_not_paired_booleans_are_refused(arms, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
-        accuracy_drop(*(ByItem(np.asarray(arm)) for arm in arms), threshold=0.01)
+        accuracy_drop(*(ByItem.distinct(np.asarray(arm)) for arm in arms), threshold=0.01)
 
 
 def test_needed_items_are_enough_and_hardly_more():
