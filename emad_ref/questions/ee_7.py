@@ -25,7 +25,7 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exits import EXIT_TASKS, on_items, premise_absent, unasked, untold
 from emad_ref.record import Bools, Floats
-from emad_ref.sweep.risk import certify, hoeffding_bentkus
+from emad_ref.sweep.risk import hoeffding_bentkus, selected
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import LEVEL, Tested, corrected, counted, row, weighed
@@ -91,8 +91,8 @@ def shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
 def promised(each: Consistency, more: Bools, less: Bools, layers: int, asked: Asked) -> Kept:
     """Let every set choose, and look the choices up."""
     delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
-    chosen = [certify(losses, tolerance=delta, level=level).index for losses in each.sets]
-    exiting = [index for index in chosen if index is not None]
+    chosen = [selected(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
+    exiting = [index for one in chosen if (index := one.certificate.index) is not None]
     full, risk = len(chosen) - len(exiting), each.pool.mean(axis=0)
     return Kept(
         len(chosen),
@@ -100,7 +100,7 @@ def promised(each: Consistency, more: Bools, less: Bools, layers: int, asked: As
         int(more[exiting].sum()),
         full + int(less[exiting].sum()),
         full + int((risk[exiting] <= delta).sum()),
-        float(sum(layers - each.mean_exit[index] for index in exiting)) / max(1, len(chosen)),
+        sum(one.blocks_saved for one in chosen) / max(1, len(chosen)),
     )
 
 

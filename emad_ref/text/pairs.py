@@ -7,7 +7,7 @@
 ``summary``   two exchanges between two people; the target is their outcomes in two to four sentences (SamSum in small).
               Small talk that the summary leaves out comes first in half of them; turns have several wordings.
 ``count``     two people whose things come and go; the target is a worked chain for one of them: every sum, then the
-              last. Numbers are words, so the chain's sums are look-ups among a hundred and fifty of them.
+              last. Numbers are words, so the chain's sums are look-ups among a hundred of them.
 ``corrupted`` span corruption (Raffel et al. 2020, §3.1.4): runs of words are replaced by sentinels, and the target
               lists each sentinel with its words. Over the texts of the pairs, with question and answer, and over facts.
 
@@ -39,13 +39,13 @@ SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
 CORRUPTED = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
 SPAN_MEAN = 2.5  # words per span
 WINDOW = 48  # words of a text that are shown at once
-FACTS_SHARE = 0.15  # of what is corrupted: where people are from; the rest are texts of the pairs
+FACTS_SHARE = 0.3  # of what is corrupted: where people are from; the rest are texts of the pairs
 FACTS = 6  # people in one text of facts
 
 TIMES = ("In the morning", "In the evening", "On that day")
 CONTAINERS = ("box", "bag")
 STEPS = (2, 4)  # least and most sums of one person's chain
-STEP, LEAST_HELD, MOST_HELD = 12, 5, LARGEST - 30  # largest change at once; what may be held at first and later
+STEP, LEAST_HELD, MOST_HELD = 9, 5, 70  # largest change at once; what may be held at first
 
 
 @dataclass(frozen=True)
