@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from emad_ref.questions.early_exits import on_items, premise
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import counted, row
 from tests.questions.simulation import Case, asked
+from tests.small_exits import TUNED, published, somebodys
 from tests.unit.tasks.test_datasets import write
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
@@ -35,24 +38,17 @@ ROWS = Table("rows", [{"one": 1}])
 
 @pytest.fixture(scope="module")
 def bundled() -> Loaded:
-    return load("emad-t5-tiny-tuned")
+    return load(TUNED)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
-    write(tmp_path / "samsum/val.json", SAMSUM)
-    return tmp_path
+    return published(tmp_path, SQUAD, SAMSUM)
 
 
 @pytest.fixture
-def made(bundled: Loaded):
-    """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
-
-    def make(data: Path | None = None, **facts: Any) -> Evidence:
-        return Evidence(replace(bundled, **{"bundled": False, **facts}), Study(data=data), Host())
-
-    return make
+def made(bundled: Loaded) -> Callable[..., Evidence]:
+    return partial(somebodys, bundled)
 
 
 def ee(claim: str):
