@@ -51,7 +51,7 @@ def test_answers_have_exact_match_and_summaries_have_none(evidence: Evidence) ->
 
 
 def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evidence: Evidence) -> None:
-    """A decoder that does not count, and answers nothing right on one of two tasks."""
+    """A decoder that does not count, and answers nothing right on one of three tasks."""
     exits = Evidence(evidence.loaded, evidence.study, Host()).exits
     exits.asked._items.update(evidence.exits.asked._items)
     for task in exits.tasks:
@@ -61,7 +61,8 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evide
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
     shown = by_rule(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
-    assert shown.notes == (f"{SMALL}: full depth scores below 0.05 on qa",)
+    (said,) = [note for note in shown.notes if note.startswith(f"{SMALL}: qa: ")]
+    assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
 
 
 def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(evidence: Evidence) -> None:
