@@ -11,11 +11,12 @@ This module knows no claim, no minimum n and no model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import special, stats
+from numpy.typing import NDArray
+from scipy import optimize, special, stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
@@ -215,12 +216,34 @@ def position_slope(
     Raises:
         BadArgument: no spread in ``x``, and as in ``mean_rate``.
     """
-    away, place = x - x.mean(), document.place
+    return _slope(x - x.mean(), y - y.mean(), document, threshold=threshold, rng=rng, unit=unit)
+
+
+def slope_within_documents(
+    x: Floats, y: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
+) -> Estimate:
+    """Least-squares slope of ``y`` over ``x`` with a level of its own for each document (fixed effects).
+
+    Σ_d Σ (x−x̄_d)(y−ȳ_d) / Σ_d Σ (x−x̄_d)², in econometrics the within estimator. Where long documents are easy
+    throughout, ``position_slope`` falls although no document's y does (Simpson's paradox); this one sees no levels.
+    Arguments and errors as in ``position_slope``.
+    """
+    place = document.place
+    tokens = np.bincount(place)
+    away, beside = (column - (np.bincount(place, weights=column) / tokens)[place] for column in (x, y))
+    return _slope(away, beside, document, threshold=threshold, rng=rng, unit=unit)
+
+
+def _slope(
+    away: Floats, beside: Floats, document: DocumentOf, *, threshold: float, rng: np.random.Generator, unit: str
+) -> Estimate:
+    """Σ away · beside / Σ away², both [tokens] and centred, clustered by document."""
+    place = document.place
     weight = np.bincount(place, weights=away**2)
-    product = np.bincount(place, weights=away * (y - y.mean()))
+    product = np.bincount(place, weights=away * beside)
     seen = weight > 1e-9 * weight.sum()
     if not seen.any():
-        raise BadArgument("x", float(x[0]), "values that differ", "there is no slope over one position")
+        raise BadArgument("x", "one value", "values that differ", "there is no slope over one position")
     scale = 1 / weight[seen].min()  # ``mean_rate`` wants weights of at least 1; the ratio does not care
     parts = ByDocument(product[seen] * scale), ByDocument(weight[seen] * scale)
     return mean_rate(*parts, threshold=threshold, rng=rng, unit=unit)
@@ -272,8 +295,13 @@ def accuracy_drop(
 ) -> Estimate:
     """Paired drop of accuracy, (b − c) / n: b items lost, c items gained against the reference.
 
-    Conservative and exact: Clopper–Pearson bounds on both discordant shares, each at half the error, subtracted. No
-    discordant item among n still leaves a finite upper bound, where a normal interval would claim certainty.
+    Tango's score statistic (Tango 1998, Statistics in Medicine 17:891–908), whose tail is summed over all tables at the
+    nuisance share that fits the difference tested best (Storer & Kim 1990; Lloyd 2008): at a true drop of one to five
+    points among 100 to 300 items it errs 5.0 % of the time at most, where the normal tail errs up to 8.3 %. The
+    interval holds every drop that neither tail rejects. No discordant item leaves a finite bound.
+
+    Items in clusters count as fewer, by the design effect of their differences (Rao & Scott 1992); ``n`` counts
+    clusters. SciPy has no interval for paired shares, nor has statsmodels.
 
     Args:
         reference_correct: [items] bool, right at full depth.
@@ -281,18 +309,117 @@ def accuracy_drop(
         threshold: the drop to compare with, a fraction; 0.01 is one point.
 
     Raises:
-        BadArgument: not boolean, shapes differ, or no item.
+        BadArgument: not boolean, shapes or clusters differ, no item, or a threshold beyond ±1.
     """
-    reference, candidate = reference_correct.values, candidate_correct.values
-    for name, array in (("reference_correct", reference), ("candidate_correct", candidate)):
+    for name, column in (("reference_correct", reference_correct), ("candidate_correct", candidate_correct)):
+        array = column.values
         if array.dtype != np.bool_ or array.ndim != 1 or not len(array):
             raise BadArgument(name, f"{array.dtype}{list(array.shape)}", "bool [items] with at least one item")
-    if len(reference) != len(candidate):
-        raise BadArgument(
-            "candidate_correct", len(candidate), f"{len(reference)} items", "both arms answer the same items"
-        )
-    lost, gained = int((reference & ~candidate).sum()), int((~reference & candidate).sum())
-    return _discordance(lost, gained, len(reference), threshold, level)
+    _require_paired("candidate_correct", candidate_correct, reference_correct, "both arms answer the same items")
+    if not -1 < threshold < 1:
+        raise BadArgument("threshold", threshold, "a drop between -1 and 1", "a fraction: one point is 0.01")
+    found = _discordant(reference_correct, candidate_correct)
+    tail, (above, below) = (1 - level) / 2, found.tails(threshold)
+    return Estimate(
+        found.drop,
+        found.bound(tail, -1.0),
+        found.bound(tail, 1.0),
+        len(reference_correct.independent),
+        above,
+        below,
+        "accuracy drop",
+        found.method,
+        ByItem.noun,
+    )
+
+
+@dataclass(frozen=True)
+class _Discordant:
+    """Shares of items ``lost`` and ``gained`` among ``n`` that count as independent."""
+
+    lost: float
+    gained: float
+    n: int
+    method: str = "Tango's score, exact tail"
+
+    @property
+    def drop(self) -> float:
+        return self.lost - self.gained
+
+    def tails(self, drop: float) -> tuple[float, float]:
+        """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
+        nuisance = float(_nuisance(self.lost * self.n, self.gained * self.n, self.n, drop))
+        seen = float(_score(self.lost * self.n, self.gained * self.n, self.n, drop))
+        if self.n * (2 * nuisance + abs(drop)) > NORMAL_TAIL:
+            return float(stats.norm.sf(seen)), float(stats.norm.cdf(seen))
+        lost, gained, chance = _tables(self.n, max(0.0, nuisance + drop), nuisance)
+        score = _score(lost, gained, self.n, drop)
+        above, below = (float(chance[side].sum()) for side in (score >= seen - 1e-9, score <= seen + 1e-9))
+        return min(1.0, above), min(1.0, below)
+
+    def bound(self, error: float, end: float) -> float:
+        """The drop between the one found and ``end`` (−1 or 1) that a tail of size ``error`` just rejects."""
+        tail = 0 if end < 0 else 1
+        far = end * (1 - 1e-6)
+        if abs(self.drop) > 1 - 1e-6 and self.drop * end > 0:
+            return end
+        return float(optimize.brentq(lambda drop: self.tails(drop)[tail] - error, self.drop, far, xtol=1e-7))
+
+
+NORMAL_TAIL = 100  # expected discordant items above which the score is as good as normal: it then errs 5.2 % at most
+
+
+def _discordant(reference: ByItem, candidate: ByItem) -> _Discordant:
+    lost, gained = reference.values & ~candidate.values, ~reference.values & candidate.values
+    shares, n = (float(lost.mean()), float(gained.mean())), len(lost)
+    if reference.all_distinct:
+        return _Discordant(*shares, n)
+    effective = max(1, math.floor(n / _design_effect(reference.like(lost.astype(float) - gained))))
+    said = f"Tango's score, {n} items in {len(reference.independent)} clusters count as {effective}"
+    return _Discordant(*shares, effective, said)
+
+
+def _design_effect(values: ByItem) -> float:
+    """How many items of clusters are worth one independent item (Rao & Scott 1992), one at least.
+
+    The spread of cluster sums over what it were if items were independent; few clusters are given Student's quantile
+    for the normal one. Where no item differs, a cluster counts as one item.
+    """
+    away = values.values - values.values.mean()
+    sums, total = values.like(away).independent, float(away @ away)
+    clusters = len(sums)
+    if clusters == 1 or total == 0:
+        return len(away) / clusters
+    effect = clusters / (clusters - 1) * float(sums @ sums) / total
+    student, normal = stats.t.ppf(0.95, clusters - 1), stats.norm.ppf(0.95)
+    return max(1.0, effect * float(student / normal) ** 2)
+
+
+def _nuisance(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
+    """Largest likelihood of the share gained, where the share lost is ``drop`` more (Tango 1998, Eq. 7)."""
+    b = -lost - gained + (2 * n - lost + gained) * drop
+    c = -gained * drop * (1 - drop)
+    return np.maximum((np.sqrt(np.maximum(b * b - 8 * n * c, 0.0)) - b) / (4 * n), max(0.0, -drop))
+
+
+def _score(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
+    """(b − c − nδ) over its standard error were δ the truth; ±∞ where that is 0 and something else was found."""
+    away = np.asarray(lost - gained - n * drop, dtype=np.float64)
+    variance = n * (2 * _nuisance(lost, gained, n, drop) + drop * (1 - drop))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        score = away / np.sqrt(np.maximum(variance, 0.0))
+    return np.where(np.abs(away) <= 1e-9 * n, 0.0, score)
+
+
+def _tables(n: int, lost: float, gained: float) -> tuple[NDArray[np.float64], NDArray[np.float64], Floats]:
+    """Counts lost [b, 1] and gained [1, c] with the chance [b, c] of each pair, but for the rarest 10⁻⁹ of them."""
+    most = (int(stats.binom.ppf(1 - 1e-9, n, share)) + 1 if share > 0 else 0 for share in (lost, gained))
+    b, c = (np.arange(min(n, many) + 1.0) for many in most)
+    b, c = b[:, None], c[None, :]
+    rest = n - b - c
+    logs = special.gammaln(n + 1) - special.gammaln(b + 1) - special.gammaln(c + 1) - special.gammaln(abs(rest) + 1)
+    logs = logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
 
 
 def retained(candidate: ByItem, reference: ByItem, kept: float, rng: np.random.Generator) -> Estimate:
@@ -319,51 +446,12 @@ def retained(candidate: ByItem, reference: ByItem, kept: float, rng: np.random.G
     return replace(found, value=found.value + kept, low=found.low + kept, high=found.high + kept)
 
 
-def _discordance(lost: float, gained: float, n: float, threshold: float, level: float) -> Estimate:
-    def low(error: float) -> float:
-        return _share_low(lost, n, error / 2) - _share_high(gained, n, error / 2)
-
-    def high(error: float) -> float:
-        return _share_high(lost, n, error / 2) - _share_low(gained, n, error / 2)
-
-    tail = (1 - level) / 2
-    return Estimate(
-        (lost - gained) / n,
-        low(tail),
-        high(tail),
-        int(n),
-        _smallest_error(lambda error: low(error) > threshold),
-        _smallest_error(lambda error: high(error) < threshold),
-        "accuracy drop",
-        "Clopper–Pearson on both discordant counts",
-        ByItem.noun,
-    )
-
-
-def _share_low(count: float, n: float, error: float) -> float:
-    return float(special.betaincinv(count, n - count + 1, error)) if count > 0 else 0.0
-
-
-def _share_high(count: float, n: float, error: float) -> float:
-    return float(special.betaincinv(count + 1, n - count, 1 - error)) if count < n else 1.0
-
-
-def _smallest_error(shown: Callable[[float], bool]) -> float:
-    """The p-value of nested bounds: the smallest error at which they show it, to 0.1 % of itself."""
-    low, high = 1e-12, 1.0
-    if not shown(high):
-        return 1.0
-    while high / low > 1.001:
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if shown(middle) else (middle, high)
-    return high
-
-
 def difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generator, unit: str) -> Estimate:
     """Mean of a − b over items, both [items] in 0–1, paired; studentised bootstrap over items.
 
     Where few items differ a bootstrap resamples those few, and makes a bound of any size out of one: then the mean lies
-    between minus the share of items that are worse and the share that are better, each with its Clopper–Pearson bound.
+    between minus the share of items that are worse and the share that are better, each with its exact bound
+    (``accuracy_drop``).
 
     Raises:
         BadArgument: other items on either side, and as in ``mean_rate``.
@@ -371,15 +459,15 @@ def difference(a: ByItem, b: ByItem, *, threshold: float, rng: np.random.Generat
     first, second = _column("a", a, ByItem), _column("b", b, ByItem)
     _require_paired("b", b, a, "both sides answer the same items")
     worse, better = first < second, first > second
-    differing = int(worse.sum() + better.sum())
+    differing = int(np.count_nonzero(a.like(worse | better).independent))
     if differing >= FEWEST_DIFFERING:
         ones = a.like(np.ones(len(a), dtype=np.int64))
         return mean_rate(a.like(first - second), ones, threshold=threshold, rng=rng, unit=unit)
     every = a.like(np.ones(len(a), dtype=bool))
     up = accuracy_drop(every, a.like(~better), threshold=threshold)
     down = accuracy_drop(a.like(~worse), every, threshold=threshold)
-    value, method = float((first - second).mean()), f"{differing} items differ: Clopper–Pearson on how many do"
-    return Estimate(value, down.low, up.high, len(a), down.p_above, up.p_below, unit, method, ByItem.noun)
+    value, method = float((first - second).mean()), f"{differing} items differ: exact bounds on how many do"
+    return Estimate(value, down.low, up.high, up.n, down.p_above, up.p_below, unit, method, ByItem.noun)
 
 
 def earlier(sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
@@ -409,15 +497,7 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
     Raises:
         BadArgument: shapes differ, no pair, a time that is not positive and finite, or a threshold ≤ 0.
     """
-    a, b = _column("times_a", times_a, ByPair), _column("times_b", times_b, ByPair)
-    _require_paired("times_b", times_b, times_a, "times come in pairs")
-    for name, times in (("times_a", a), ("times_b", b)):
-        if times.min() <= 0:
-            raise BadArgument(
-                name, float(times.min()), "positive seconds", "a clock that stands still measures nothing"
-            )
-    if not threshold > 0:
-        raise BadArgument("threshold", threshold, "a positive ratio")
+    a, b = _times(times_a, times_b, threshold)
     logs, n = np.log(a / b), len(a)
     ratio, unit = float(np.exp(logs.mean())), "× as fast"
     if n == 1:
@@ -437,6 +517,64 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
         "paired t on log ratios",
         ByPair.noun,
     )
+
+
+def _times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[Floats, Floats]:
+    a, b = _column("times_a", times_a, ByPair), _column("times_b", times_b, ByPair)
+    _require_paired("times_b", times_b, times_a, "times come in pairs")
+    for name, times in (("times_a", a), ("times_b", b)):
+        if times.min() <= 0:
+            raise BadArgument(
+                name, float(times.min()), "positive seconds", "a clock that stands still measures nothing"
+            )
+    if not threshold > 0:
+        raise BadArgument("threshold", threshold, "a positive ratio")
+    return a, b
+
+
+def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
+    """How many times faster b is than a on the whole mix of requests: Σ a_i / Σ b_i, with Fieller's interval.
+
+    The ratio exceeds θ exactly where the mean of a_i − θ b_i exceeds 0, which a paired t test decides; the interval
+    holds every θ that it does not reject (Fieller 1954). Long requests weigh as much as they last, other than in
+    ``log_ratio``, where every request counts the same. Pairs are requests that differ in length: a_i and b_i share that
+    and their differences do not, so that the t test fits where the times themselves are far from normal.
+
+    Args:
+        times_a: [pairs] seconds of the baseline.
+        times_b: [pairs] seconds of the candidate, for the same request in the same pair.
+        threshold: the ratio to compare with, > 0.
+
+    Raises:
+        BadArgument: as in ``log_ratio``.
+    """
+    a, b = _times(times_a, times_b, threshold)
+    ratio, n, unit = float(a.sum() / b.sum()), len(a), "× as fast in total"
+    if n == 1:
+        return Estimate(ratio, 0.0, math.inf, 1, 1.0, 1.0, unit, "one pair has no spread", ByPair.noun)
+    apart = a - ratio * b
+    if np.abs(apart).max() <= 8 * np.finfo(np.float64).eps * a.max():
+        return _exactly(ratio, n, threshold, unit, "exact: the same ratio in every pair", ByPair.noun)
+    low, high = _fieller(a, b, float(stats.t.ppf((1 + level) / 2, n - 1)))
+    # Ratios further off may fit better where a total is hardly known: the p-value is the largest of theirs.
+    above = max(_p_positive(a - threshold * b), _p_positive(a))
+    below = max(_p_positive(threshold * b - a), _p_positive(b))
+    return Estimate(ratio, low, high, n, above, below, unit, "paired t on a − θ·b (Fieller)", ByPair.noun)
+
+
+def _p_positive(values: Floats) -> float:
+    return float(stats.ttest_1samp(values, 0.0, alternative="greater").pvalue)
+
+
+def _fieller(a: Floats, b: Floats, t: float) -> tuple[float, float]:
+    """θ with |mean(a − θ b)| ≤ t standard errors: between the roots of a quadratic.
+
+    0 where the mean of a, ∞ where that of b is not shown to be positive.
+    """
+    (var_a, both), (_, var_b) = np.cov(a, b) * t**2 / len(a)
+    curve, middle, end = b.mean() ** 2 - var_b, a.mean() * b.mean() - both, a.mean() ** 2 - var_a
+    reach = middle + math.sqrt(max(0.0, middle**2 - curve * end))
+    return float(end / reach) if end > 0 else 0.0, float(reach / curve) if curve > 0 else math.inf
 
 
 def holm(p_values: Sequence[float], others: int = 0) -> list[float]:
@@ -477,13 +615,10 @@ def needed_items(
 
     None where even ``most`` items would not: the shares lie on the threshold.
     """
-    now = accuracy_drop(reference_correct, candidate_correct, threshold=threshold)
-    lost = float((reference_correct.values & ~candidate_correct.values).mean())
-    gained = float((~reference_correct.values & candidate_correct.values).mean())
+    found, independent = _discordant(reference_correct, candidate_correct), len(reference_correct.independent)
 
     def decides(items: int) -> bool:
-        later = _discordance(lost * items, gained * items, items, threshold, 0.95)
-        return min(later.p_above, later.p_below) <= error
+        return min(replace(found, n=max(1, items * found.n // independent)).tails(threshold)) <= error
 
     if not decides(most):
         return None
@@ -491,7 +626,7 @@ def needed_items(
     while high - low > max(1, high // 200):
         middle = (low + high) // 2 or 1
         low, high = (low, middle) if decides(middle) else (middle, high)
-    return max(now.n, high)
+    return max(independent, high)
 
 
 def _column(name: str, column: Units, kind: type[Units]) -> Floats:

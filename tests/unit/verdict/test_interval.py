@@ -24,6 +24,8 @@ from emad_ref.verdict.interval import (
     profile_slope,
     profile_steps,
     rank_correlation,
+    slope_within_documents,
+    total_ratio,
 )
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf
 
@@ -346,6 +348,36 @@ def test_one_position_has_no_slope():
         slope_of(np.ones(6), np.arange(6.0), np.arange(6))
 
 
+def within(x, y, document, threshold=0.0):
+    return slope_within_documents(x, y, DocumentOf(document), threshold=threshold, rng=rng(), unit="nats per doubling")
+
+
+def test_the_slope_within_documents_is_that_of_least_squares_with_a_level_for_each():
+    x, y, document = by_position(40, -0.2, 0.1)
+    y = y + np.random.default_rng(5).normal(0, 3, 40)[document]
+    levels = (document[:, None] == np.arange(40)).astype(float)
+    expected = np.linalg.lstsq(np.column_stack([x, levels]), y, rcond=None)[0][0]
+    found = within(x, y, document)
+    assert found.value == pytest.approx(expected, rel=1e-9)
+    assert found.low < found.value < found.high
+    assert (found.n, found.unit) == (40, "nats per doubling")
+
+
+def test_long_easy_documents_do_not_lower_the_slope_within_documents():
+    """Simpson's paradox: every document's y rises by 0.1 per doubling, and the longer a document, the lower it lies."""
+    lengths = np.arange(4, 64)
+    document = np.repeat(np.arange(60), lengths)
+    x = np.log2(1.0 + np.concatenate([np.arange(length) for length in lengths]))
+    y = 0.1 * x - 0.05 * lengths[document] + 0.2 * np.random.default_rng(1).standard_normal(len(x))
+    assert within(x, y, document).p_above < 0.001
+    assert slope_of(x, y, document).p_below < 0.001
+
+
+def test_within_documents_of_one_token_there_is_no_slope():
+    with pytest.raises(BadArgument, match="no slope over one position"):
+        within(np.arange(6.0), np.arange(6.0), np.arange(6))
+
+
 # --- rank correlation ---------------------------------------------------------------------------------------------
 
 
@@ -453,6 +485,53 @@ def test_pairs_without_spread_are_exact_and_a_single_pair_shows_nothing():
 def test_times_that_are_no_pairs_are_refused(a, b, named):
     with pytest.raises(BadArgument, match=f"^{named}="):
         log_ratio(ByPair(np.array(a)), ByPair(np.array(b)))
+
+
+def requests(n: int, ratio: float, seed: int, spread: float = 1.0, noise: float = 0.1) -> tuple[ByPair, ByPair]:
+    """Times of requests of very different length; ``ratio`` is that of their expected totals."""
+    source = np.random.default_rng([seed, n])
+    length = np.exp(spread * source.standard_normal(n))
+    a, b = (length * np.exp(noise * source.standard_normal(n)) for _ in range(2))
+    return ByPair(ratio * a), ByPair(b)
+
+
+def test_the_total_ratio_weighs_requests_by_what_they_take():
+    a, b = ByPair(np.array([2.0, 4.0, 90.0])), ByPair(np.array([1.0, 4.0, 30.0]))
+    found = total_ratio(a, b, threshold=1.1)
+    assert found.value == 96 / 35
+    assert log_ratio(a, b).value == pytest.approx(6 ** (1 / 3))
+    assert found.p_above == pytest.approx(stats.ttest_1samp(a.values - 1.1 * b.values, 0, alternative="greater").pvalue)
+    assert (found.n, found.noun, found.unit) == (3, "pairs", "× as fast in total")
+
+
+@given(seed=st.integers(0, 1000), threshold=st.floats(0.8, 1.3))
+def test_bounds_and_p_values_of_the_total_ratio_tell_the_same_story(seed, threshold):
+    a, b = requests(12, 1.05, seed)
+    found = total_ratio(a, b, threshold=threshold, level=0.90)
+    assert (found.p_above <= 0.05) == (found.low > threshold)
+    assert (found.p_below <= 0.05) == (found.high < threshold)
+    back = total_ratio(b, a, threshold=1 / threshold, level=0.90)
+    assert back.value == pytest.approx(1 / found.value)
+    assert back.p_below == pytest.approx(found.p_above)
+
+
+def test_a_total_that_a_single_request_makes_up_has_no_upper_bound():
+    """One request of a thousand seconds beside two of milliseconds: what the mix takes is not known."""
+    found = total_ratio(ByPair(np.array([1000.0, 0.001, 0.002])), ByPair(np.array([900.0, 0.001, 0.001])))
+    assert (found.low, found.high) == (0.0, math.inf)
+    single = total_ratio(ByPair(np.array([2.0])), ByPair(np.array([1.0])), threshold=1.1)
+    assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("n", [30, 60, 200])
+def test_the_total_ratio_errs_as_often_as_it_says(n):
+    """Lengths over three orders of magnitude, truth on the threshold; 1,000 simulations, 5 % and three errors more."""
+    above = below = 0
+    for seed in range(1000):
+        found = total_ratio(*requests(n, 1.1, seed), threshold=1.1)
+        above, below = above + (found.p_above <= 0.05), below + (found.p_below <= 0.05)
+    assert 20 < above < 70
+    assert 20 < below < 70
 
 
 # --- Holm and n ---------------------------------------------------------------------------------------------------
