@@ -418,7 +418,9 @@ def _tables(n: int, lost: float, gained: float) -> tuple[NDArray[np.float64], ND
     b, c = b[:, None], c[None, :]
     rest = n - b - c
     logs = special.gammaln(n + 1) - special.gammaln(b + 1) - special.gammaln(c + 1) - special.gammaln(abs(rest) + 1)
-    logs = logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    logs = (
+        logs + special.xlogy(b, lost) + special.xlogy(c, gained) + special.xlogy(abs(rest), max(0.0, 1 - lost - gained))
+    )
     return b, c, np.where(rest >= 0, np.exp(logs), 0.0)
 
 

@@ -16,7 +16,7 @@ from emad_ref.evidence.exits.answers import Exited
 from emad_ref.questions.early_exits import Contest
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.units import ByItem
-from tests.questions.simulation import Case, Truth
+from tests.questions.simulation import clustered
 
 ITEMS = 120
 LAYERS = 8
@@ -33,34 +33,28 @@ class Cell:
     icc: float = 0.0
 
     @property
+    def each(self) -> int:
+        """Items of a cluster."""
+        return TOGETHER if self.icc else 1
+
+    @property
     def items(self) -> int:
-        return self.n * (TOGETHER if self.icc else 1)
+        return self.n * self.each
 
     @property
     def cluster(self) -> np.ndarray:
         """int64 [items]."""
-        return np.arange(self.items) // (TOGETHER if self.icc else 1)
+        return np.repeat(np.arange(self.n), self.each)
 
     def noise(self, rng: np.random.Generator) -> np.ndarray:
         """[items] standard normal, correlated by ``icc`` within a cluster."""
-        cluster = self.cluster
-        shared = rng.standard_normal(cluster.max() + 1)[cluster]
-        return np.sqrt(self.icc) * shared + np.sqrt(1 - self.icc) * rng.standard_normal(self.items)
+        return clustered(rng, self.n, self.each, self.icc)[0]
 
     def column(self, values: np.ndarray) -> ByItem:
         return ByItem(values, self.cluster)
 
-    def __str__(self) -> str:
-        return f"n={self.n}, ICC {self.icc:g}"
-
 
 PLAIN = Cell()
-CELLS = [Cell(n, icc) for n in (30, 60, 200) for icc in (0.0, 0.3)]
-
-
-def per_cell(name: str, truth: Truth, found: Callable[[Cell], Callable[[np.random.Generator], object]], draws: int):
-    """One case per cell, of evidence that ``found`` makes in it."""
-    return [Case(f"{name}, {cell}", truth, found(cell), draws=draws) for cell in CELLS]
 
 
 def scores(rng: np.random.Generator, gained: float, cell: Cell = PLAIN) -> tuple[ByItem, ByItem]:

@@ -9,8 +9,8 @@ import numpy as np
 from emad_ref.questions.early_exits import SAME_EXITS, Contested
 from emad_ref.verdict.claims import Verdict
 from tests.questions.cases.ee_3 import says
-from tests.questions.simulated_exits import DEEP, LAYERS, PLAIN, Cell, alike, contest, near, per_cell
-from tests.questions.simulation import Case
+from tests.questions.simulated_exits import DEEP, LAYERS, PLAIN, Cell, alike, contest, near
+from tests.questions.simulation import Case, celled
 
 
 def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], Contested]:
@@ -34,5 +34,5 @@ CASES = [
     Case("tuning exits earlier", "holds", found(0.5, 0.3), draws=15, check=both_exits_are_shown),
     Case("tuning exits later somewhere", "fails", found(0.5, -0.3), draws=15),
     Case("tuning touches no exit", "premise", untouched, draws=2, check=says(SAME_EXITS)),
-    *per_cell("tuning changes nothing on average", "edge", lambda cell: found(0.0, cell=cell), draws=15),
+    *celled("tuning changes nothing on average", "edge", lambda n, icc: found(0.0, cell=Cell(n, icc)), draws=12),
 ]

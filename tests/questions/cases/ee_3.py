@@ -9,8 +9,8 @@ import numpy as np
 from emad_ref.questions.early_exits import SAME_EXITS, Contested
 from emad_ref.questions.ee_3 import Found
 from emad_ref.verdict.claims import Verdict
-from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest, leg_by_name, per_cell
-from tests.questions.simulation import Case
+from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest, leg_by_name
+from tests.questions.simulation import Case, celled
 
 NONE = Contested((), LAYERS)
 
@@ -61,10 +61,10 @@ CASES = [
     Case("half a block earlier, same score", "holds", found((0.5, 0.0), (0.4, 0.05)), draws=10),
     Case("later in one setting", "fails", found((0.5, 0.0), (-0.4, 0.0)), draws=10, check=says("s1: exit")),
     Case("earlier, but 6 points lost", "fails", found((0.5, -0.06)), draws=10, check=says("s0: score")),
-    Case("4 points lost, twice what is allowed", "fails", found((0.6, -0.04), cell=Cell(200, 0.3)), 10, least=0.8),
+    *celled("4 points lost", "power", lambda n, icc: found((0.6, -0.04), cell=Cell(n, icc)), n=(200,)),
     Case("a handicap of one block", "premise", handicapped, draws=5, check=the_block_decides_nothing),
     Case("no task is solved", "premise", unsolved, check=says("not solved")),
-    *per_cell("against itself", "premise", itself, draws=2),
-    *per_cell("just as late", "edge", lambda cell: found((0.0, 0.03), cell=cell), draws=15),
-    *per_cell("2 points lost", "edge", lambda cell: found((0.6, -0.02), cell=cell), draws=15),
+    *celled("against itself", "tied", lambda n, icc: itself(Cell(n, icc)), draws=1),
+    *celled("just as late", "edge", lambda n, icc: found((0.0, 0.03), cell=Cell(n, icc)), draws=12),
+    *celled("2 points lost", "edge", lambda n, icc: found((0.6, -0.02), cell=Cell(n, icc)), draws=12),
 ]

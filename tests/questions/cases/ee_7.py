@@ -69,14 +69,14 @@ HOPELESS = (0.09, 0.2, 0.3, 0.4, 0.6)
 CASES = [
     Case("Learn-then-Test itself", "holds", found(0.0), 20, least=0.9, check=safe_and_useful),
     Case("a fifth of the sets see no loss", "fails", found(0.0, 0.2), draws=20, least=0.9, check=says("task 1")),
-    Case("a tenth, twice what is allowed", "fails", found(0.1, sets=400), draws=10, least=0.8),
+    Case("a tenth, twice what is allowed", "power", found(0.1, sets=400), draws=5),
     Case("a twentieth of the sets", "edge", found(0.05), draws=60),
     Case("a twentieth, on a small pool", "edge", found(0.05, pool=100), draws=60),
     Case("no threshold strays", "premise", found(0.0, risk=HARMLESS), 5, check=says("nothing could break")),
-    Case("most sets certify nothing", "edge", found(0.0, risk=HOPELESS), 5, check=never_survives("half are needed")),
-    Case("two sets", "edge", found(0.0, sets=2), 5, check=never_survives("about 63 calibration sets")),
+    Case("most sets certify nothing", "tied", found(0.0, risk=HOPELESS), 5, check=never_survives("half are needed")),
+    Case("two sets", "tied", found(0.0, sets=2), 5, check=never_survives("about 63 calibration sets")),
     *(
-        Case(f"a pool of {pool}", "edge", found(0.0, pool=pool), 3, check=never_survives("at least 100 are needed"))
+        Case(f"a pool of {pool}", "tied", found(0.0, pool=pool), 3, check=never_survives("at least 100 are needed"))
         for pool in (30, 60)
     ),
 ]

@@ -8,8 +8,8 @@ import numpy as np
 
 from emad_ref.questions.early_exits import Contested
 from tests.questions.cases.ee_3 import says
-from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest, per_cell
-from tests.questions.simulation import Case
+from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, alike, contest
+from tests.questions.simulation import Case, celled
 
 SIZES = "k = 54–545 (adaptive) and 4, 4 (fixed)"
 
@@ -30,7 +30,7 @@ CASES = [
     Case("earlier than both", "holds", found(0.5, 0.3), draws=15),
     Case("later than one", "fails", found(0.5, -0.3), draws=15, check=says("s1: exit")),
     Case("prunings that decide alike", "premise", identical(PLAIN), 3, check=says(f"exit identically: {SIZES}")),
-    *per_cell("prunings that decide alike", "premise", identical, draws=1),
-    *per_cell("just as late as both", "edge", lambda cell: found(0.0, 0.0, cell=cell), draws=15),
-    *per_cell("just as late as one", "edge", lambda cell: found(0.8, 0.0, cell=cell), draws=15),
+    *celled("prunings that decide alike", "tied", lambda n, icc: identical(Cell(n, icc)), draws=1),
+    *celled("just as late as both", "edge", lambda n, icc: found(0.0, 0.0, cell=Cell(n, icc)), draws=12),
+    *celled("just as late as one", "edge", lambda n, icc: found(0.8, 0.0, cell=Cell(n, icc)), draws=12),
 ]
