@@ -593,18 +593,6 @@ def earlier(sooner: ByItem, later: ByItem, *, layers: int, threshold: float, rng
     return replace(scaled, value=scaled.value * layers, low=scaled.low * layers, high=scaled.high * layers)
 
 
-def share_estimate(kept: int, draws: int, items: int, threshold: float, unit: str) -> Estimate:
-    """A share of ``draws`` calibration sets against ``threshold``, Clopper–Pearson; they are drawn from ``items``.
-
-    n is the number of items: sets drawn from few of them say little, however many are drawn.
-    """
-    bounds = stats.binomtest(kept, draws, threshold).proportion_ci(0.95, method="exact")
-    above = float(stats.binomtest(kept, draws, threshold, alternative="greater").pvalue)
-    below = float(stats.binomtest(kept, draws, threshold, alternative="less").pvalue)
-    method = f"Clopper–Pearson, {draws} calibration sets drawn from {items} items"
-    return Estimate(kept / draws, bounds.low, bounds.high, items, above, below, unit, method, ByItem.noun)
-
-
 def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level: float = 0.95) -> Estimate:
     """How many times faster b is than a: exp of the mean of log(a_i / b_i), with a paired t interval on the logs.
 

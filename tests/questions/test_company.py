@@ -23,7 +23,7 @@ RUN = Study()
 LEGS = {
     "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 3, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
-    "EMAD-R4": 4, "EMAD-R5": 6, "EE-1": 4, "EE-3": 8, "EE-7": 2, "EE-9": 8, "EE-13": 4, "EE-15": 4, "EAD-F1": 10,
+    "EMAD-R4": 4, "EMAD-R5": 6, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
     "EAD-F2": 2,
 }  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.interval import FEWEST_DIFFERING, difference, earlier, share_estimate
+from emad_ref.verdict.interval import FEWEST_DIFFERING, difference, earlier
 from emad_ref.verdict.units import ByDocument, ByItem
 
 
@@ -79,12 +79,3 @@ def test_both_sides_answer_the_same_items() -> None:
     documents = ByDocument.distinct(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
         difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")
-
-
-def test_a_share_of_sets_has_exact_bounds_and_counts_the_items_it_rests_on() -> None:
-    found = share_estimate(500, 500, 100, 0.95, "share")
-    assert (found.value, found.high, found.n, found.noun) == (1.0, 1.0, 100, "items")
-    assert found.low == pytest.approx(0.025 ** (1 / 500))  # none of 500 failed
-    assert found.p_above == pytest.approx(0.95**500)
-    assert found.p_below == 1.0
-    assert share_estimate(400, 500, 100, 0.95, "share").p_below < 1e-6
