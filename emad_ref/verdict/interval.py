@@ -433,7 +433,7 @@ class _Discordant:
         """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
         nuisance = float(_nuisance(self.lost * self.n, self.gained * self.n, self.n, drop))
         seen = float(_score(self.lost * self.n, self.gained * self.n, self.n, drop))
-        if self.n * (2 * nuisance + abs(drop)) > NORMAL_TAIL:
+        if self.n * (2 * nuisance + drop) > NORMAL_TAIL:
             return float(stats.norm.sf(seen)), float(stats.norm.cdf(seen))
         lost, gained, chance = _tables(self.n, max(0.0, nuisance + drop), nuisance)
         score = _score(lost, gained, self.n, drop)
