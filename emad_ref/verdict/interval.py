@@ -310,10 +310,8 @@ def rank_correlation(a: Floats, b: Floats, document: DocumentOf, *, threshold: f
     (correlation within documents 0 and 0.3), where a percentile bootstrap did in 8 %.
 
     Raises:
-        BadArgument: fewer than two documents, a column without spread, a threshold that is no correlation.
+        BadArgument: fewer than three documents, a column without spread, a threshold that is no correlation.
     """
-    if not -1 < threshold < 1:
-        raise BadArgument("threshold", threshold, "a correlation between -1 and 1")
     dense = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     place = document.place
     documents = int(place.max()) + 1
@@ -321,6 +319,8 @@ def rank_correlation(a: Floats, b: Floats, document: DocumentOf, *, threshold: f
         raise BadArgument("document", documents, "at least three documents", "two have no spread to speak of")
     if not -1 < threshold < 1:
         raise BadArgument("threshold", threshold, "a correlation between -1 and 1")
+    if not all(column.max() > 0 for column in dense):
+        raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
     value = _weighted_spearman(dense, np.ones(len(place)))
     without = np.array([_weighted_spearman(dense, (place != left).astype(float)) for left in range(documents)])
     unit, noun = "Spearman ρ", ByDocument.noun
