@@ -109,7 +109,14 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         ),
         NUMBER,
     )
-    | {"model": TEXT, "roles": TEXTS, "interval": INTERVAL, "accuracy": SCORES, "not_counted": REASONS, "time_ratio": RATIOS},
+    | {
+        "model": TEXT,
+        "roles": TEXTS,
+        "interval": INTERVAL,
+        "accuracy": SCORES,
+        "not_counted": REASONS,
+        "time_ratio": RATIOS,
+    },
     "tables": {"figure": TEXT},
 }
 

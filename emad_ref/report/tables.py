@@ -34,11 +34,11 @@ Row = dict[str, Cell]
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per operating point.
 
-    Keys, all optional but ``name``: ``model``, ``roles`` (why it is put forward), ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
-    ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a timed request, its prompt included),
-    ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its ``interval`` (fractions), ``accuracy``
-    (task → [reference, candidate]), ``not_counted`` (task → why nothing is decided by it), ``time_ratio`` (batch size →
-    full depth / adaptive).
+    Keys, all optional but ``name``: ``model``, ``roles`` (why it is put forward), ``mean_depth``, ``depth_p50``,
+    ``depth_p90``, ``gross_reduction`` and ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a
+    timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
+    ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``not_counted`` (task → why nothing is
+    decided by it), ``time_ratio`` (batch size → full depth / adaptive).
     The model has a column where there are several.
     """
     several = len({point.get("model") for point in points}) > 1

@@ -325,7 +325,7 @@ def rank_correlation(a: Floats, b: Floats, document: DocumentOf, *, threshold: f
     without = np.array([_weighted_spearman(dense, (place != left).astype(float)) for left in range(documents)])
     unit, noun = "Spearman ρ", ByDocument.noun
     if np.abs(without - value).max() <= 1e-12:
-        return _exactly(value, documents, threshold, unit, "exact: the same order without any document", noun)
+        return _alike(value, value, 0.0, 0, documents, threshold=threshold, level=level, unit=unit, noun=noun)
     if np.isnan(without).any():
         said = "one document holds all the spread there is"
         return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, unit, said, noun)
@@ -423,12 +423,12 @@ class _Discordant:
 
     def tails(self, drop: float) -> tuple[float, float]:
         """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
-        lost, gained = self.lost * self.n, self.gained * self.n
-        nuisance = float(_nuisance(lost, gained, self.n, drop))
+        fewer, more = self.lost * self.n, self.gained * self.n
+        nuisance = float(_nuisance(fewer, more, self.n, drop))
         # Items in clusters make no whole counts: 3.995 of 799 is four, not more than three.
         least, most = (
-            (math.floor(lost + 1e-9), math.ceil(gained - 1e-9)),
-            (math.ceil(lost - 1e-9), math.floor(gained + 1e-9)),
+            (math.floor(fewer + 1e-9), math.ceil(more - 1e-9)),
+            (math.ceil(fewer - 1e-9), math.floor(more + 1e-9)),
         )
         high, low = (float(_score(*counts, self.n, drop)) for counts in (least, most))
         if self.n * (2 * nuisance + abs(drop)) > NORMAL_TAIL:

@@ -110,7 +110,7 @@ class NamedTask:
 
     @property
     def guess(self) -> float:
-        return self._task.chance
+        return self._task.guess
 
     @property
     def generated(self) -> bool:

@@ -38,7 +38,9 @@ def test_points_of_the_same_decisions_tie_in_whatever_order_and_number_they_stan
     order = [0, *range(26, 0, -1), 3, 3]
 
     def reordered(split: Split) -> Split:
-        return replace(split, **{name: ByDocument.distinct(getattr(split, name).values[:, order]) for name in ("loss", "flops")})
+        return replace(
+            split, **{name: ByDocument.distinct(getattr(split, name).values[:, order]) for name in ("loss", "flops")}
+        )
 
     names = tuple(ours.names[number] for number in order)
     other = Family(names, *map(reordered, (ours.validation, ours.evaluation)))
@@ -101,7 +103,11 @@ def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apar
         return Split(ByDocument.distinct(lost * 100), flops, ByDocument.distinct(tokens))
 
     def one_nat(split: Split) -> Split:
-        return replace(split, loss=ByDocument.distinct(np.tile([0.0, 100.0], (60, 1))), flops=ByDocument.distinct(flops.values[:, :2]))
+        return replace(
+            split,
+            loss=ByDocument.distinct(np.tile([0.0, 100.0], (60, 1))),
+            flops=ByDocument.distinct(flops.values[:, :2]),
+        )
 
     two = Family(("full depth", "a", "b"), split(apart, noise), split(0.2, 0.01))
     flat = Family(("full depth", "flat"), one_nat(two.validation), one_nat(two.evaluation))

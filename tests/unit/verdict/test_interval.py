@@ -206,7 +206,9 @@ def test_a_few_documents_that_differ_are_counted_and_bounded():
 def test_as_many_as_mean_something_are_resampled(differing, resampled):
     sums = np.zeros(40)
     sums[:differing] = np.arange(1.0, differing + 1)
-    rate = mean_rate(ByDocument.distinct(sums), ByDocument.distinct(np.full(40, 10)), threshold=0.0, rng=rng(), unit="nats")
+    rate = mean_rate(
+        ByDocument.distinct(sums), ByDocument.distinct(np.full(40, 10)), threshold=0.0, rng=rng(), unit="nats"
+    )
     assert ("bootstrap" in rate.method) is resampled
     assert (f"{differing} of 40 documents differ" in rate.method) is not resampled
 
