@@ -18,7 +18,6 @@ stand in the verdict's reason, whatever the verdict.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -32,12 +31,12 @@ from emad_ref.record import Floats
 from emad_ref.verdict.claims import Claim, Leg, Verdict
 from emad_ref.verdict.counting import FEWEST, TaskAt
 from emad_ref.verdict.interval import (
-    RESAMPLES,
     Estimate,
     accuracy_drop,
     document_draws,
     needed_items,
     perplexity_rise,
+    resamples_for,
 )
 from emad_ref.verdict.legs import LEVEL, Tested, corrected, cut, estimated, finite, row, unseen, weighed
 
@@ -138,7 +137,7 @@ class _Draws:
 
     def __init__(self, points: Sequence[PointEvidence], asked: Asked):
         family = sum(len(point.perplexity) + 1 for point in points) + asked.other_legs
-        self._resamples = max(RESAMPLES, math.ceil(2 * family / LEVEL))
+        self._resamples = resamples_for(family)
         self._rng = asked.rng
         self._drawn: dict[int, Floats] = {}
 
