@@ -423,18 +423,16 @@ class _Discordant:
 
     def tails(self, drop: float) -> tuple[float, float]:
         """P(a statistic at least, at most, as large as that found), were ``drop`` the truth."""
-        fewer, more = self.lost * self.n, self.gained * self.n
-        nuisance = float(_nuisance(fewer, more, self.n, drop))
+        lost, gained = self.lost * self.n, self.gained * self.n
+        nuisance = float(_nuisance(lost, gained, self.n, drop))
         # Items in clusters make no whole counts: 3.995 of 799 is four, not more than three.
-        least, most = (
-            (math.floor(fewer + 1e-9), math.ceil(more - 1e-9)),
-            (math.ceil(fewer - 1e-9), math.floor(more + 1e-9)),
-        )
+        least = math.floor(lost + 1e-9), math.ceil(gained - 1e-9)
+        most = math.ceil(lost - 1e-9), math.floor(gained + 1e-9)
         high, low = (float(_score(*counts, self.n, drop)) for counts in (least, most))
-        if self.n * (2 * nuisance + abs(drop)) > NORMAL_TAIL:
+        if self.n * (2 * nuisance + drop) > NORMAL_TAIL:
             return float(stats.norm.sf(high)), float(stats.norm.cdf(low))
-        lost, gained, chance = _tables(self.n, max(0.0, nuisance + drop), nuisance)
-        score = _score(lost, gained, self.n, drop)
+        b, c, chance = _tables(self.n, max(0.0, nuisance + drop), nuisance)
+        score = _score(b, c, self.n, drop)
         above, below = (float(chance[side].sum()) for side in (score >= high - 1e-9, score <= low + 1e-9))
         return min(1.0, above), min(1.0, below)
 
@@ -442,7 +440,7 @@ class _Discordant:
         """The drop between the one found and ``end`` (−1 or 1) that a tail of size ``error`` just rejects."""
         tail = 0 if end < 0 else 1
         far = end * (1 - 1e-6)
-        if abs(self.drop) > 1 - 1e-6 and self.drop * end > 0:
+        if (abs(self.drop) > 1 - 1e-6 and self.drop * end > 0) or self.tails(far)[tail] > error:
             return end
         return float(optimize.brentq(lambda drop: self.tails(drop)[tail] - error, self.drop, far, xtol=1e-7))
 

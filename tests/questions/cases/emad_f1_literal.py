@@ -42,7 +42,7 @@ CASES = [
     Case("quality holds at every point", "holds", sweep([0.002, 0.001, 0.0, 0.3]), draws=10),
     Case("quality is lost at one point", "fails", sweep([0.04, 0.001, *[0.0] * 7]), draws=8, check=lists_the_worst),
     Case("two tasks are lost at every point", "fails", sweep([0.0, 0.0], lost={"a": 0.06, "b": 0.06}), draws=8),
-    Case("one point loses what the threshold allows", "edge", sweep([0.01, 0.0, 0.3]), draws=60),
+    Case("one point loses what the threshold allows", "edge", sweep([0.01, 0.0, 0.3]), draws=20),
     Case(
         "every point loses one task, and acts on no other", "tied", sweep([0.0, 0.0], **ALONE), 8, check=never_survives
     ),

@@ -461,6 +461,16 @@ def test_paragraphs_lost_as_a_whole_are_counted_as_whole_paragraphs():
     assert drop.p_above >= stats.binom.sf(3, 800, 0.01) - 0.01
 
 
+@pytest.mark.parametrize("lost", [0, 1, 2, 4])
+def test_one_or_two_paragraphs_bound_nothing(lost):
+    cluster, kept = np.array([0, 0, 1, 1]), np.arange(4) >= lost
+    for group in (cluster, np.zeros(4, dtype=np.int64)):
+        reference = ByItem(np.ones(4, dtype=bool), group)
+        drop = accuracy_drop(reference, reference.like(kept), threshold=0.01)
+        assert drop.low < 0.01 < drop.high
+        assert min(drop.p_above, drop.p_below) > 0.005
+
+
 def test_needed_items_are_enough_and_hardly_more():
     """Without discordance 0.99ⁿ reaches 5 % at n = 299 (found to half a per cent)."""
     number = needed_items(*answers(0, 0, 100), threshold=0.01, error=0.05)
