@@ -203,7 +203,8 @@ def _over(over: Estimate | None, by: str) -> dict[str, Any]:
     if over is None:
         return columns
     shown, scaled = ("over EMAD", np.expm1) if by == PERPLEXITY else ("wrong over EMAD", np.asarray)
-    bounds = [float(scaled(bound)) for bound in (over.low, over.high)]
+    with np.errstate(over="ignore"):  # a bound so far off is none
+        bounds = [float(scaled(bound)) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
     return columns | {f"{shown} %": float(scaled(over.value)), f"{shown} interval %": bounds if finite else None}
 
