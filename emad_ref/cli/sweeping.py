@@ -100,7 +100,8 @@ def as_csv(found: Mapping[str, Any]) -> str:
     """The rows alone; shares are fractions, as everywhere in data."""
     file = io.StringIO()
     rows = found["rows"]
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    columns = dict.fromkeys(column for row in rows for column in row)  # tables may differ in what they have no use for
+    writer = csv.DictWriter(file, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()

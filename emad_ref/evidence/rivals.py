@@ -43,6 +43,7 @@ WINDOWS: dict[str, dict[Of, int]] = {
 SPLITS: tuple[Of, Of] = ("validate", "evaluate")
 SHOWN = 1_999  # bootstrap samples of an interval that is only shown: no p-value of the table decides anything
 PERPLEXITY, ACCURACY = "perplexity", "accuracy"  # what a front is chosen by → the column that it is made of
+WRONG = ("wrong over EMAD %", "wrong over EMAD interval %")
 COLUMN = {PERPLEXITY: "nll_nats", ACCURACY: "wrong"}
 
 
@@ -155,6 +156,8 @@ class Sweep:
             for name, family in fronts.items()
             if family.promised >= level
         ]
+        if all(row["chosen by"] == PERPLEXITY for row in rows):
+            rows = [{name: value for name, value in row.items() if name not in WRONG} for row in rows]
         return ranked(rows)
 
     def _common(self, fronts: dict[str, Family], level: float) -> float | None:
@@ -199,11 +202,12 @@ class Sweep:
 def _over(over: Estimate | None, by: str) -> dict[str, Any]:
     """Perplexity over EMAD's as a share, wrong tokens over EMAD's in points; None where there is nothing to compare."""
     columns: dict[str, Any] = dict.fromkeys(("over EMAD %", "over EMAD interval %"))
-    columns |= dict.fromkeys(("wrong over EMAD %", "wrong over EMAD interval %"))
+    columns |= dict.fromkeys(WRONG)
     if over is None:
         return columns
     shown, scaled = ("over EMAD", np.expm1) if by == PERPLEXITY else ("wrong over EMAD", np.asarray)
-    bounds = [float(scaled(bound)) for bound in (over.low, over.high)]
+    with np.errstate(over="ignore"):  # a bound so far off is none
+        bounds = [float(scaled(bound)) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
     return columns | {f"{shown} %": float(scaled(over.value)), f"{shown} interval %": bounds if finite else None}
 

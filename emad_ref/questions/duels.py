@@ -47,7 +47,8 @@ def leg(met: Met, asked: Asked, threshold: float) -> Tested:
     """One saving, before Holm; nats per token become a rise of perplexity."""
     estimate = met.estimate
     if estimate is not None:
-        rise, low, high = (float(np.expm1(nats)) for nats in (estimate.value, estimate.low, estimate.high))
+        with np.errstate(over="ignore"):  # a bound so far off is none, and shows as none
+            rise, low, high = (float(np.expm1(nats)) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
     return as_leg(name, met, estimate, threshold, asked.claim)
