@@ -57,7 +57,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     for reading in found.readings:
         for i, probe in enumerate(found.probes):
             columns = reading.nats[:, i], found.full[:, i]
-            rho = rank_correlation(*columns, found.document, threshold=threshold)
+            rho = rank_correlation(*columns, found.document, threshold=threshold, rng=asked.rng)
             name = f"{reading.estimator}, layer {probe}"
             if reading.listed:
                 beside.append(estimated(name, rho, "ours, not the paper's"))

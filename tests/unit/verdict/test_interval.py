@@ -116,7 +116,9 @@ def test_few_documents_that_differ_do_not_falsify_a_tie(n):
         sums = np.zeros(n)
         differ = source.choice(n, size=source.integers(2, 9), replace=False)
         sums[differ] = source.normal(0, 30, len(differ))
-        rate = mean_rate(ByDocument(sums), ByDocument(np.full(n, 100)), threshold=0.0, rng=source, unit="nats")
+        rate = mean_rate(
+            ByDocument.distinct(sums), ByDocument.distinct(np.full(n, 100)), threshold=0.0, rng=source, unit="nats"
+        )
         decided += min(rate.p_above, rate.p_below) <= 0.05
         assert rate.low < 0 < rate.high
         assert rate.low <= rate.value <= rate.high
@@ -575,7 +577,7 @@ def ranked(n: int, noise: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray,
 
 
 def correlation(a, b, document, threshold=0.95):
-    return rank_correlation(a, b, DocumentOf(document), threshold=threshold)
+    return rank_correlation(a, b, DocumentOf(document), threshold=threshold, rng=rng())
 
 
 def test_rank_correlation_is_spearmans_ties_included():
@@ -605,44 +607,29 @@ def test_p_values_say_on_which_side_of_the_threshold_the_correlation_lies():
     assert high.p_below < 0.05 < high.p_above
 
 
-def test_equal_columns_correlate_exactly():
-    a, _, document = ranked(10, 0.0)
+def test_equal_columns_correlate_perfectly_and_leave_no_spread():
+    a, _, document = ranked(40, 0.0)
     perfect = correlation(a, a, document)
-    assert (perfect.value, perfect.low, perfect.high) == pytest.approx((1.0, 1.0, 1.0))
-    assert (perfect.p_above, perfect.p_below) == (0.0, 1.0)
-    assert "exact" in perfect.method
+    assert (perfect.value, perfect.low, perfect.high) == (1.0, -1.0, 1.0)
+    assert perfect.p_above == pytest.approx(0.9**40)
+    assert perfect.p_below == 1.0
+    assert "no spread" in perfect.method
 
 
-def test_one_document_that_holds_all_disorder_leaves_it_open():
-    """Without it the order is perfect, where artanh is infinite."""
-    a, _, document = ranked(30, 0.0)
-    b = np.where(document == 3, -a, a)
-    found = correlation(a, b, document)
-    assert found.p_above > 0.05
-    assert found.low < found.value < found.high <= 1
+@pytest.mark.parametrize("n", [30, 60])
+def test_the_correlations_interval_misses_the_truth_as_often_as_it_says(n):
+    """100 samples, tokens with the level of their document; the truth is that of a million tokens.
 
-
-def test_one_document_that_holds_all_spread_bounds_nothing():
-    document = np.repeat(np.arange(3), 4)
-    a = np.where(document == 1, np.arange(12.0), 0.0)
-    found = correlation(a, a + 0.1 * a**2 * np.tile([1, -1], 6), document)
-    assert (found.low, found.high, found.p_above, found.p_below) == (-1.0, 1.0, 1.0, 1.0)
-
-
-def test_a_threshold_of_one_is_no_question():
-    a, b, document = ranked(10, 0.3)
-    with pytest.raises(BadArgument, match="expected a correlation between -1 and 1"):
-        correlation(a, b, document, threshold=1.0)
-
-
-def test_the_correlations_interval_misses_the_truth_as_often_as_it_says():
-    """300 samples of 40 documents; the truth is that of a million tokens. 27 of 300 is 3 standard errors above 5 %."""
+    The percentile bootstrap missed it in 9 % of samples of 40. The bounds are 5 % and three standard errors.
+    """
     a, b, _ = ranked(50_000, 0.5, seed=9)
-    truth, missed = stats.spearmanr(a, b).statistic, 0
-    for seed in range(300):
-        found = correlation(*ranked(40, 0.5, seed), threshold=0.9)
+    truth, missed, above, below = stats.spearmanr(a, b).statistic, 0, 0, 0
+    for seed in range(100):
+        a, b, document = ranked(n, 0.5, seed)
+        found = correlation(a, b, document, threshold=truth)
         missed += not found.low <= truth <= found.high
-    assert missed <= 27
+        above, below = above + (found.p_above <= 0.05), below + (found.p_below <= 0.05)
+    assert max(missed, above, below) / 100 < 0.12
 
 
 @pytest.mark.parametrize(
