@@ -9,7 +9,7 @@ import numpy as np
 from emad_ref.questions.emad_r5 import ARMS, Found
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.units import ByPair
+from emad_ref.verdict.units import ByItem, ByPair
 from tests.questions.cases.answered import covers, raced, right
 from tests.questions.simulation import Case, celled
 
@@ -29,7 +29,7 @@ def emad(
     unusable: str = "",
 ):
     """``faster``: than speculation. ``drop``: of accuracy on one task of two, nothing gained; full depth is always
-    right. A third task is answered no better than by guessing."""
+    right. A third task is guessed by either arm, each for itself."""
 
     def found(rng: np.random.Generator) -> Found:
         times = dict.fromkeys(arms, 1.0) | {"EMAD": 1 / faster}
@@ -38,7 +38,7 @@ def emad(
         tasks = {
             "task": TaskAt(*right(rng, items, 1.0, drop, 0.0), GUESS, saving),
             "other": TaskAt(*right(rng, items, 1.0, 0.0, 0.0), GUESS, saving),
-            "guessed": TaskAt(*right(rng, items, GUESS, 0.5, 0.0), GUESS, SAVED),
+            "guessed": TaskAt(*(ByItem.distinct(rng.random(items) < GUESS) for _ in range(2)), GUESS, SAVED),
         }
         return Found(made, 8, "emad", 4 if "self-speculative" in arms else None, tasks, unusable)
 
@@ -77,8 +77,9 @@ def lists_the_rivals(verdict: Verdict) -> None:
     covers(legs["emad against self-speculation after layer 4, k = 4"], 1.5)
     for arm in ACCEPTED:
         covers(legs[f"FLOPs against {arm}"], WORK[arm])
-    assert legs["emad: accuracy on guessed"].outcome == "measured"
-    assert "not solved" in legs["emad: accuracy on guessed"].reason
+    guessed = legs["emad: accuracy on guessed"]
+    if guessed.outcome == "measured":  # one time in twenty guesses pass for an answer
+        assert "not solved" in guessed.reason
 
 
 def lists_one_rival(verdict: Verdict) -> None:
