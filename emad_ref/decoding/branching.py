@@ -301,26 +301,26 @@ class Texts:
     def _root(self, text: Wanted) -> Node:
         return self._roots.setdefault(tuple(text.prompt.tolist()), Node())
 
-    def _told(self, partners: Partners, walkers: Sequence[tuple[Wanted, Generator[Question, None, W]]]) -> list[W]:
-        """What every walker comes to, asked for in rounds: all that wait are answered together."""
+    def _told(self, partners: Partners, askers: Sequence[tuple[Wanted, Generator[Question, None, W]]]) -> list[W]:
+        """What each of ``askers`` comes to, in rounds: all that wait for an answer get it together."""
         found: dict[int, W] = {}
         while True:
             waiting: dict[tuple[int, int], tuple[Wanted, Node, list[int]]] = {}
-            for number, (text, walker) in enumerate(walkers):
+            for number, (text, asker) in enumerate(askers):
                 if number in found:
                     continue
                 try:
-                    node, model, tokens = next(walker)
+                    node, model, tokens = next(asker)
                     waiting.setdefault((id(node), model), (text, node, tokens))
                 except StopIteration as end:
                     found[number] = end.value
             if not waiting:
-                return [found[number] for number in range(len(walkers))]
+                return [found[number] for number in range(len(askers))]
             for model in (SMALL, LARGE):
                 self._ask(partners, model, [asked for (_, of), asked in waiting.items() if of == model])
 
     def _ask(self, partners: Partners, model: int, waiting: Sequence[tuple[Wanted, Node, list[int]]]) -> None:
-        """Let ``model`` write on from where walkers wait; alike lengths together, so that little is padded."""
+        """Let ``model`` write on from where it is asked; alike lengths together, so that little is padded."""
         order = sorted(waiting, key=lambda asked: len(asked[0].prompt) + len(asked[2]))
         for at in range(0, len(order), self._rows):
             self._write(partners[model], model, order[at : at + self._rows])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from emad_ref.decoding.branching import Wanted
 from emad_ref.record import Floats, Ints
 
-Options = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation, int64 [n]
+Continuations = Sequence[tuple[Ints, Ints]]  # each a prompt and a continuation, int64 [n]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,4 +40,4 @@ class Way:
     """``write``: texts, in the order asked for; ``read``: options likewise, None where the way ranks none."""
 
     write: Callable[[Sequence[Wanted]], list[Written]]
-    read: Callable[[Options], list[Read]] | None
+    read: Callable[[Continuations], list[Read]] | None

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Refuted
+from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.evidence.host import Host
+from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.names import PairNames
+from emad_ref.evidence.pair.rules import PAPER, Constants
 from emad_ref.evidence.pair.sizes import Sizes
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.questions import ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
+from emad_ref.questions import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
 from emad_ref.questions.asking import ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
@@ -99,6 +102,22 @@ def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
     assert docket._times(replace(question, about="model")) == 5
 
 
+@pytest.mark.parametrize(("trained", "corpus"), [(True, "world tasks"), (False, TEXTS)])
+def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
+    """Neither a task on which the models can be told apart nor weights that mean something."""
+    names = ("emad-nano", "emad-tiny")
+    small, large = map(load, names)
+    loaded = replace(small, trained=trained), replace(large, trained=trained)
+    alike = Pair(*loaded, Study(), Host(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike.rules.__dict__["compared"] = {}
+    answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
+    assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
+    assert answer.verdict.n == FEW.judged
+    shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
+    assert 1 <= len(shares) <= 2
+    assert answer.verdict.legs[0].name.endswith("token share less FLOPs executed")
+
+
 # ------------------------------------------------------------ rules that no simulation of one truth shows
 
 
@@ -108,6 +127,34 @@ def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     verdict = ead_f1.decide(ead_f1.Found((kept, ead_f1.Routed("task", "qwen", None))), asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
     assert verdict.verdict == "inconclusive"
+
+
+@pytest.mark.parametrize(
+    ("question", "constants", "compared"),
+    [
+        (ead_a1, PAPER, [1, 2, 10, 20]),
+        (ead_a1, Constants(2, 2), [1, 5, 10, 20]),
+        (ead_a2, PAPER, [1, 5, 20, 40]),
+        (ead_a2, Constants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+    ],
+)
+def test_no_value_is_compared_with_itself_and_all_at_one_saving(question, constants, compared) -> None:
+    score, savings = ByItem.distinct(np.array([1.0, 0.5, 0.0])), []
+
+    def routed(task, saving, varied):
+        savings.append((saving, varied))
+        return SimpleNamespace(score=score)
+
+    rules = SimpleNamespace(
+        premise=lambda: "", tasks=["task"], constants=lambda task: constants, routed=routed,
+        put_forward=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
+        judged=lambda rule, task: SimpleNamespace(large_share=0.5),
+    )  # fmt: skip
+    answer = ask(question.QUESTION, pair(rules=rules, savings=(0.415, 0.67)), asked(question.QUESTION.claim, rng()))
+    lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
+    assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
+    assert {saving for saving, _ in savings} == {0.415}
+    assert len(savings) == len(compared) + 1
 
 
 def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_choice() -> None:

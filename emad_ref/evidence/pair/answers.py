@@ -26,7 +26,7 @@ from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Bools, Ints, Record
-from emad_ref.tasks.ways import Options, Read, Way, Written
+from emad_ref.tasks.ways import Continuations, Read, Way, Written
 from emad_ref.text.documents import Split
 
 
@@ -46,7 +46,7 @@ class Answers:
 
     @cached_property
     def _unscored(self) -> Task:
-        return asked.Texts(self.models)
+        return asked.Openings(self.models)
 
     def task(self, name: str) -> Task:
         """A task of this run, or the texts that stand in where it has none."""
@@ -99,7 +99,7 @@ class Answers:
                 walks[:] = self._texts.walks(partners, [(text, rule) for text in wanted])
             return [Written(walk.tokens, walk.by_large, walk.entropy_bits) for walk in walks]
 
-        def read(options: Options) -> list[Read]:
+        def read(options: Continuations) -> list[Read]:
             with self.models.partners() as partners:
                 found = self._texts.scored(partners, options, rule)
             return [

@@ -138,7 +138,7 @@ class NamedTask:
         return Marked(ByItem(outcome.right, questions), outcome.written)
 
 
-class Texts:
+class Openings:
     """Openings of the large model's documents to be written on, ``new`` tokens each: nothing in them is right or wrong.
 
     The splits are made of different documents: the first half of those drawn, and the second.
