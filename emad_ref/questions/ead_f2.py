@@ -65,7 +65,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     time = total_ratio(speculative.seconds, ead.seconds, threshold=fastest)
     work = replace(total_ratio(speculative.spent, ead.spent, threshold=fewest), unit="× fewer FLOPs")
     beside = [speed_leg(arm, found.new, found.arms[arm].seconds) for arm in ARMS]
-    held = retained(found.score.right, found.score.alone, found.score.kept, asked.rng)
+    held = retained(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
         numbers = [estimated("wall-clock", time, threshold=fastest), estimated("FLOPs", work, threshold=fewest)]

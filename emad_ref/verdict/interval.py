@@ -311,8 +311,7 @@ def rank_correlation(
     the truth 9 % of the time at 40 documents. A ρ of ±1 has no spread: see ``mean_rate`` for columns all alike.
 
     Raises:
-        BadArgument: fewer than three documents, a column without spread, or none without some document; a threshold
-            beyond ±1.
+        BadArgument: fewer than three documents, a column without spread, or a threshold beyond ±1.
     """
     dense = [np.unique(column, return_inverse=True)[1] for column in (a, b)]
     place = document.place
@@ -325,8 +324,9 @@ def rank_correlation(
         raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
     value = _weighted_spearman(dense, np.ones(len(place)))
     without = np.array([_weighted_spearman(dense, (place != left_out).astype(float)) for left_out in range(documents)])
-    if math.isnan(value) or np.isnan(without).any():
-        raise BadArgument("a, b", "a constant column", "values that differ", "nothing can be ranked")
+    if np.isnan(without).any():
+        said = "one document holds all the spread there is"
+        return Estimate(value, -1.0, 1.0, documents, 1.0, 1.0, "Spearman ρ", said, ByDocument.noun)
     whole, parts = (
         np.arctanh(np.clip([value], -MOST_RHO, MOST_RHO))[0],
         np.arctanh(np.clip(without, -MOST_RHO, MOST_RHO)),
