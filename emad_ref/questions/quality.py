@@ -38,7 +38,7 @@ from emad_ref.verdict.interval import (
     perplexity_rise,
     resamples_for,
 )
-from emad_ref.verdict.legs import LEVEL, Tested, corrected, cut, estimated, finite, row, unseen, weighed
+from emad_ref.verdict.legs import Tested, corrected, cut, estimated, finite, row, unseen, weighed
 
 
 @dataclass(frozen=True)
