@@ -114,17 +114,18 @@ def guessing_pvalue(right: ByItem, guess: float) -> float:
 
 
 def _effective(right: ByItem, clusters: int) -> float:
-    """How many independent items tell as much as these, which share clusters.
+    """How many independent items tell as much as these, which share clusters: n / deff.
 
-    n / deff · (t₁(n − 1) / t₁(C − 1))², with deff the variance of the share over the C clusters beside that of
-    independent items, never below 1. Where every item is alike no variance can be taken: then C.
+    deff is the variance of the share over the C clusters beside that of independent items, times
+    (t₁(C − 1) / t₁(n − 1))²; never below 1, nor above Σ m² / Σ m over clusters of m items, which is that of repeats.
+    Where every item is alike no variance can be taken: then the latter.
     """
     values, share = right.values.astype(np.float64), float(right.values.mean())
-    n = len(values)
-    alone = share * (1 - share) / n
+    n, sizes = len(values), right.like(np.ones(len(values))).independent
+    alone, repeats = share * (1 - share) / n, float(sizes @ sizes) / n
     if alone == 0:
-        return float(clusters)
+        return n / repeats
     away = right.like(values - share).independent
     spread = clusters / (clusters - 1) * float(away @ away) / n**2
-    quantiles = stats.t.ppf(1 - LEVEL, [n - 1, clusters - 1])
-    return float(n / max(1.0, spread / alone) * (quantiles[0] / quantiles[1]) ** 2)
+    few, many = stats.t.ppf(1 - LEVEL, [clusters - 1, n - 1])
+    return n / min(repeats, max(1.0, float(spread / alone * (few / many) ** 2)))

@@ -452,22 +452,21 @@ def _design_effect(values: ByItem) -> float:
     """How many items of clusters are worth one independent item (Rao & Scott 1992), one at least.
 
     The spread of cluster sums over what it were if items were independent, with Student's quantile for the normal one:
-    of as many degrees of freedom as clusters hold a difference, less one, for the others say nothing of spread. Where
-    fewer than ``FEWEST_DIFFERING`` do, a cluster counts as one item at most: one item lost in 400 of 100 clusters looks
-    independent of all others, and at a true loss of 1 % and a correlation of 0.3 the bound erred 13 % of the time.
+    of as many degrees of freedom as clusters hold a difference, less one, for the others say nothing of spread. At most
+    Σ m² / Σ m over clusters of m items, as if items of a cluster were repeats of one; and that where fewer than
+    ``FEWEST_DIFFERING`` differ: one item lost in 400 of 100 clusters looks independent of all others, and at a true
+    loss of 1 % and a correlation of 0.3 the bound erred 13 % of the time.
     """
     away = values.values - values.values.mean()
     sums, total = values.like(away).independent, float(away @ away)
-    clusters = len(sums)
-    whole = len(away) / clusters
-    if clusters == 1 or total == 0:
-        return whole
-    effect = clusters / (clusters - 1) * float(sums @ sums) / total
+    sizes = values.like(np.ones(len(away))).independent
+    clusters, repeats = len(sums), float(sizes @ sizes) / len(away)
     differing = int(np.count_nonzero(values.like(np.abs(values.values)).independent))
-    if differing < FEWEST_DIFFERING:
-        return max(whole, effect)
+    if clusters == 1 or differing < FEWEST_DIFFERING or total == 0:
+        return repeats
+    effect = clusters / (clusters - 1) * float(sums @ sums) / total
     student, normal = stats.t.ppf(0.95, differing - 1), stats.norm.ppf(0.95)
-    return max(1.0, effect * float(student / normal) ** 2)
+    return min(repeats, max(1.0, effect * float(student / normal) ** 2))
 
 
 def _nuisance(lost: Floats | float, gained: Floats | float, n: int, drop: float) -> NDArray[np.float64]:
