@@ -93,28 +93,30 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 
 def _kept(judged: Judged, kept: float) -> Estimate:
-    """The share of the large model's score at exactly the saving, tested twice: the larger p-value and the wider bound
-    count.
+    """The share of the large model's score at exactly the saving: a t test on what is expected of each item, whose
+    spread holds that of the proportion too (``sweep.routing``).
 
-    Once with items dealt out: right or wrong, where exact tests know what few items can tell. And once by a t test on
-    what is expected of each item, whose spread holds that of the proportion too (``sweep.routing``).
+    Where all that differs are a few items lost, t is too sure that little is: with 5 of 200 it let a rule at the
+    threshold survive 9 % of the time, with 20 of 800 7 % (2,500 simulations). So to survive, the items as they were
+    dealt must say so too, for which there are exact tests: the larger p-value and the lower bound count. To falsify it
+    never erred more than it says.
     """
     dealt = retained(judged.dealt, judged.alone, kept)
     score, alone = judged.score.independent, judged.alone.independent.astype(np.float64)
-    away = score - kept * alone
-    ratio = float(score.sum() / alone.sum())
+    away, ratio = score - kept * alone, float(score.sum() / alone.sum())
     if len(away) < 2 or not np.ptp(away):
         return replace(dealt, value=ratio)
-    tests = [stats.ttest_1samp(away, 0.0, alternative=side) for side in ("greater", "less")]
-    low, high = stats.ttest_1samp(score - ratio * alone, 0.0).confidence_interval()
+    above, below = (stats.ttest_1samp(away, 0.0, alternative=side).pvalue for side in ("greater", "less"))
+    bounds = stats.ttest_1samp(score - ratio * alone, 0.0).confidence_interval()
+    low, high = (ratio + float(bound) / alone.mean() for bound in bounds)
     return replace(
         dealt,
         value=ratio,
-        low=min(dealt.low, ratio + float(low) / alone.mean()),
-        high=max(dealt.high, ratio + float(high) / alone.mean()),
-        p_above=max(dealt.p_above, float(tests[0].pvalue)),
-        p_below=max(dealt.p_below, float(tests[1].pvalue)),
-        method=f"paired t on the expected score; items dealt out: {dealt.method}",
+        low=min(dealt.low, low),
+        high=high,
+        p_above=max(dealt.p_above, float(above)),
+        p_below=float(below),
+        method=f"paired t on the expected score; to survive also {dealt.method}, items dealt out",
     )
 
 

@@ -22,7 +22,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, Units
 
-RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): enough for a family of 250
+RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
 FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to mean anything
 UNLIKE = 0.1  # share of units that n must exclude before units that are all alike say anything of the others
 ROUNDING = 1e-12  # of two sums that differ by less, relatively, nothing is known but how they were added up
@@ -50,7 +50,11 @@ class Estimate:
 
 
 def resamples_for(family: int, level: float = 0.05) -> int:
-    """Bootstrap samples that let a p-value fall below ``level / family``, Holm's smallest level, twice over."""
+    """Bootstrap samples that let a p-value fall below ``level / family``, Holm's smallest level, twice over.
+
+    ``RESAMPLES``, which every function here draws by itself, do for any run that gates every row on two models;
+    whoever judges more legs draws with ``document_draws``.
+    """
     return max(RESAMPLES, math.ceil(2 * family / level))
 
 

@@ -14,6 +14,7 @@ from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
 from emad_ref.text.world import TASKS
 from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.interval import RESAMPLES
 
 REGISTER = load_register()
 LAYERS = 12
@@ -86,6 +87,14 @@ def test_outside_a_run_there_is_nothing_beside_it() -> None:
     alone = Asked(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
     with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*Docket"):
         alone.also("EMAD-F1")
+
+
+def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
+    """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
+    docket = Docket(REGISTER, RUN, frozenset(REGISTER), models=2)
+    family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
+    assert family > 250
+    assert family * 20 <= RESAMPLES + 1
 
 
 def test_every_question_draws_from_the_studys_seed() -> None:
