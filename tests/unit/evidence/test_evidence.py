@@ -18,7 +18,6 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
-from emad_ref.sweep.families import SETTINGS
 from emad_ref.text.documents import Example
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
@@ -79,7 +78,7 @@ def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatc
     drops = {}
     monkeypatch.setattr(scored.Scored, "validation_drop", lambda self, point: drops.setdefault(point.name, 0.02))
     assert run.points.selected is None
-    assert len(drops) == SETTINGS
+    assert set(drops) == {point.name for point in run.points.margins}
     assert asked == [("recall", "validate", FEW.items)]
 
 
