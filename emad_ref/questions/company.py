@@ -1,5 +1,6 @@
 """Holm's family: how many gating legs a run decides beside those of the row at hand (METHODS, "Level").
 
+The legs of the row and those of the gating rows of the run share the error of ``falsified``; what survives shares none.
 The family is declared by what the run was asked, not by what ``-k`` or a folder selected: a verdict must not change
 with the company in which it is decided. Counts are upper bounds (a point that saves too little is no leg), hence
 conservative. Exact rows compare integers or bounds of rounding; they have no error to share. A row that does not gate

@@ -52,15 +52,12 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 
 def _rate(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
-    """Σ part / Σ whole with its interval over items; without one where every item has the same."""
+    """Σ part / Σ whole with its interval over items; with a reason instead where every item has the same."""
     seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
         return replace(counted(name, 0, 0, unit, "there is no such token"), estimate=None)
     estimate = mean_rate(part.among(seen), whole.among(seen), threshold=0.0, rng=rng, unit=unit)
-    if estimate.low == estimate.high:
-        return counted(name, estimate.value, estimate.n, unit, "the same in every item: there is no spread")
-    why = "" if math.isfinite(estimate.low) else "too few items differ to bound it"
-    return estimated(name, estimate, why)
+    return estimated(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:

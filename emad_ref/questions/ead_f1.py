@@ -67,7 +67,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
         if judged is None:
             beside.append(unseen(name, "no rule tried on validation saves as much"))
             continue
-        estimate = retained(judged.right, judged.alone, kept, asked.rng)
+        estimate = retained(judged.right, judged.alone, kept)
         tests.append(weighed(name, estimate, "below", kept, asked.claim.minimum))
         saved = counted(_saving(name), judged.saving, len(judged.right), "saving", judged.rule)
         beside.append(replace(saved, threshold=wanted))

@@ -13,7 +13,6 @@ not have. Fewer than two tasks leave the leg unmeasured, so that the row cannot 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,12 +24,12 @@ from emad_ref.questions.asking import Asked
 from emad_ref.record import Floats
 from emad_ref.verdict.claims import Claim, Leg, Verdict
 from emad_ref.verdict.interval import (
-    RESAMPLES,
     Estimate,
     accuracy_drop,
     document_draws,
     needed_items,
     perplexity_rise,
+    resamples_for,
 )
 from emad_ref.verdict.legs import LEVEL, Tested, corrected, cut, finite, row, unseen, weighed
 from emad_ref.verdict.units import ByItem
@@ -132,7 +131,7 @@ class _Draws:
 
     def __init__(self, points: Sequence[PointEvidence], asked: Asked):
         family = sum(len(point.perplexity) + 1 for point in points) + asked.other_legs
-        self._resamples = max(RESAMPLES, math.ceil(2 * family / LEVEL))
+        self._resamples = resamples_for(family)
         self._rng = asked.rng
         self._drawn: dict[int, Floats] = {}
 

@@ -114,7 +114,9 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     falsify, survive = estimate.p_above, estimate.p_below
     if bad == "below":
         falsify, survive = survive, falsify
-    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason="" if leg.interval else estimate.method)
+    tied = falsify == survive == 1  # nothing is shown, of either side
+    said = estimate.method if tied or not leg.interval else ""
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=said)
     return Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive)
 
 
@@ -160,6 +162,8 @@ def _why_open(test: Tested, family: int) -> Iterator[str]:
     leg = test.leg
     assert leg.p_falsify is not None
     assert leg.p_survive is not None
+    if leg.p_falsify == leg.p_survive == 1:
+        return  # a tie, or a single unit, whose reason is said; no number of such units would decide
     falling = leg.p_falsify < leg.p_survive
     number = test.needed(LEVEL / family if falling else LEVEL)
     if leg.p_falsify <= LEVEL:

@@ -11,6 +11,7 @@ from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
 from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.interval import RESAMPLES
 
 REGISTER = load_register()
 LAYERS = 12
@@ -67,6 +68,14 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
     gated = {"gate_claims": frozenset({"EMAD-E1"})}
     assert other_legs("EMAD-E1", **gated) == 4 + 2
     assert other_legs("EMAD-F1", **gated) == 2 + 11
+
+
+def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
+    """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
+    docket = Docket(REGISTER, RUN, frozenset(REGISTER), models=2)
+    family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
+    assert family > 250
+    assert family * 20 <= RESAMPLES + 1
 
 
 def test_every_question_draws_from_the_studys_seed() -> None:

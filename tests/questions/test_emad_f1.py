@@ -185,12 +185,14 @@ def test_without_a_corpus_it_cannot_survive():
     assert outcomes(verdict)["p: perplexity"] == "unmeasured"
 
 
-def test_lossless_exits_survive_exactly():
+def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
     tokens = ByDocument(np.full(200, 100))
     nll = ByDocument(2.0 * tokens.values)
     verdict = f1(PointEvidence("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
-    assert verdict.legs[0].interval == (0.0, 0.0)
+    assert verdict.legs[0].interval is None
+    assert "the same in each of 200 documents" in verdict.legs[0].reason
+    assert "200 documents cannot exclude that 1.5 % of them fail" in verdict.legs[0].reason
 
 
 def test_an_unmeasured_task_is_a_leg_that_keeps_the_row_from_surviving():

@@ -62,7 +62,7 @@ def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, 
     found = difference(
         ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
     )
-    assert ("Clopper–Pearson" in found.method) is counts
+    assert ("exact bounds" in found.method) is counts
     assert ("bootstrap" in found.method) is not counts
     assert (found.n, found.noun) == (100, "items")
 
