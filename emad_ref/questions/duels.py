@@ -20,7 +20,7 @@ from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.premises import quality_premise
 from emad_ref.sweep.families import EMAD, LEVELS
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops
+from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops, enough_for
 from emad_ref.verdict.legs import Tested, corrected, row
 
 
@@ -35,8 +35,15 @@ class Found:
 def decide(found: Found, asked: Asked) -> Verdict:
     """A leg per net saving: relative rise of EMAD's perplexity over the rival's at exactly the same."""
     threshold = asked.claim.thresholds["perplexity_rise"]
-    sides = found.ours, found.rival
-    met = at_equal_flops(*sides, LEVELS, threshold=math.log1p(threshold), rng=asked.rng, unit="nats per token")
+    met = at_equal_flops(
+        found.ours,
+        found.rival,
+        LEVELS,
+        threshold=math.log1p(threshold),
+        rng=asked.rng,
+        unit="nats per token",
+        resamples=enough_for(len(LEVELS) + asked.other_legs),
+    )
     if not met:
         return asked.not_applicable("no point of both sweeps saves 15 % of FLOPs on validation")
     tests = [leg(each, asked, threshold) for each in met]

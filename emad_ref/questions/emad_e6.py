@@ -24,7 +24,7 @@ from emad_ref.questions.premises import quality_premise
 from emad_ref.sweep.families import LEVELS, SETTINGS
 from emad_ref.sweep.grids import Spacing, emad_margins
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops
+from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops, enough_for
 from emad_ref.verdict.legs import LEVEL, Tested, corrected, estimated, row
 from emad_ref.verdict.units import ByDocument
 
@@ -70,7 +70,10 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def compared(ours: Family, rival: Family, level: float, asked: Asked) -> Met:
     """Both at ``level``, which both reach on validation."""
     threshold = asked.claim.thresholds["damage_nats"]
-    (met,) = at_equal_flops(ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit)
+    resamples = enough_for(len(CONDITIONINGS) + 1 + asked.other_legs)
+    (met,) = at_equal_flops(
+        ours, rival, [level], threshold=threshold, rng=asked.rng, unit=asked.claim.unit, resamples=resamples
+    )
     return met
 
 

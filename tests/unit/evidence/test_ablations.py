@@ -628,5 +628,5 @@ def test_the_trend_over_profiles_needs_enough_of_them(run: Evidence) -> None:
     assert (row["model"], row["corpus"]) == ("small", "self")
     (note,) = flat_profiles.ablation(run, np.random.default_rng(0)).notes
     assert note == "small: 1 profiles are no trend: EMAD-E11 needs 4"
-    dots = [flat_profiles.flatness(run.points, np.random.default_rng(0))] * 4
+    dots = [flat_profiles.flatness(run.traces, run.rivals, np.random.default_rng(0))] * 4
     assert "EMAD-E11 over 4 profiles" in flat_profiles.trend_note("small", dots)

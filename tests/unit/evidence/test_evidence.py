@@ -18,7 +18,6 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
-from emad_ref.sweep.families import SETTINGS
 from emad_ref.sweep.select import ACCURACY
 from emad_ref.text.documents import Example
 from emad_ref.verdict.units import ByItem

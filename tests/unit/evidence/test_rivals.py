@@ -198,6 +198,18 @@ def test_at_each_level_every_family_saves_exactly_the_same(sweeps: Rivals) -> No
         assert sorted(named) == sorted(name for name, most in reached.items() if most >= level)
 
 
+def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweeps: Rivals) -> None:
+    promised = {name: sweeps.family(name) for name in sweeps.families}
+    short = {name: family for name, family in promised.items() if family.front.reach < family.promised}
+    assert short
+    level = max(family.promised for family in short.values())
+    able = [family.front.reach for family in promised.values() if family.promised >= level]
+    rows = sweeps.table(0, (level,))
+    assert {row["net reduction %"] for row in rows} == {min(able)}
+    assert min(able) < level
+    assert len(rows) == len(able)
+
+
 def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: Rivals) -> None:
     (row,) = [row for row in sweeps.table(0, (0.30,)) if row["family"] == "fixed truncation"]
     front, found = sweeps.family("fixed truncation").front, sweeps.columns("fixed truncation", "evaluate")

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.dominance import Family, Split, as_leg, at_equal_flops
+from emad_ref.verdict.dominance import Family, Split, as_leg, at_equal_flops, enough_for
 from emad_ref.verdict.units import ByDocument
 from tests.questions.duelling import Text, convex, family, halved, linear, renamed
 
@@ -114,6 +114,12 @@ def test_what_other_text_would_choose_is_part_of_the_interval(noise: float, apar
     (met,) = compared(two, flat, (0.3,))
     assert (met.estimate.high - met.estimate.low > 0.2) == wide
     assert wide or met.estimate.value == pytest.approx(-0.15, abs=0.01)
+
+
+def test_samples_suffice_for_the_first_of_many_legs() -> None:
+    for legs in (1, 4, 300):
+        assert 1 / (enough_for(legs) + 1) < 0.05 / legs
+    assert enough_for(300) > enough_for(4)
 
 
 def test_other_documents_on_either_side_are_refused() -> None:

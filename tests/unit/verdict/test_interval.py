@@ -107,6 +107,21 @@ def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
     assert max(above, below) / 300 < 0.09
 
 
+@given(seed=st.integers(0, 10_000))
+def test_nothing_is_surer_than_students_t(seed):
+    """With equal tokens the mean rate is a mean: its interval holds Student's, its p-values are no smaller."""
+    values = np.random.default_rng(seed).standard_normal(25)
+    draws = document_draws(25, 199, np.random.default_rng(seed))
+    columns = ByDocument(values), ByDocument(np.ones(25))
+    found = mean_rate(*columns, threshold=0.1, rng=rng(), unit="nats", draws=draws)
+    student = stats.ttest_1samp(values, 0.1, alternative="greater")
+    low, high = stats.ttest_1samp(values, 0.1).confidence_interval(0.95)
+    assert found.low <= low + 1e-12
+    assert found.high >= high - 1e-12
+    assert found.p_above >= student.pvalue - 1e-12
+    assert found.p_below >= 1 - student.pvalue - 1e-12
+
+
 @pytest.mark.parametrize("n", [60, 200])
 def test_few_documents_that_differ_do_not_falsify_a_tie(n):
     """Two to eight documents differ, either way alike: a bootstrap alone decided 8 to 25 % of such runs."""

@@ -160,6 +160,13 @@ def test_a_row_may_ask_for_more_before_a_leg_survives(leg, n, outcome, said):
     assert bool(said) == bool(found.reason)
 
 
+def test_a_tie_is_inconclusive_and_says_so_whatever_its_interval():
+    tied = replace(estimate(0.0, 1.0, 1.0), method="tied: only 3 of 40 documents differ")
+    for low, high in ((-0.1, 0.1), (-math.inf, math.inf)):
+        (found,) = judged({"a": replace(tied, low=low, high=high)}).legs
+        assert (found.outcome, found.reason) == ("inconclusive", "tied: only 3 of 40 documents differ")
+
+
 @pytest.mark.parametrize(
     ("kinds", "count"),
     [
