@@ -112,7 +112,7 @@ def test_nothing_is_surer_than_students_t(seed):
     """With equal tokens the mean rate is a mean: its interval holds Student's, its p-values are no smaller."""
     values = np.random.default_rng(seed).standard_normal(25)
     draws = document_draws(25, 199, np.random.default_rng(seed))
-    columns = ByDocument(values), ByDocument(np.ones(25))
+    columns = ByDocument.distinct(values), ByDocument.distinct(np.ones(25))
     found = mean_rate(*columns, threshold=0.1, rng=rng(), unit="nats", draws=draws)
     student = stats.ttest_1samp(values, 0.1, alternative="greater")
     low, high = stats.ttest_1samp(values, 0.1).confidence_interval(0.95)
