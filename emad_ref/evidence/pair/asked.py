@@ -7,7 +7,6 @@ items judge them: the world makes both apart; a published task is dealt into hal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -20,7 +19,7 @@ from emad_ref.evidence.pair.models import Models
 from emad_ref.evidence.published import PublishedTask
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Ints
-from emad_ref.tasks.scoring import Item, item_of
+from emad_ref.tasks.scoring import Item, clusters, item_of, majority
 from emad_ref.tasks.ways import Way, Written
 from emad_ref.text import world
 from emad_ref.text.documents import Split
@@ -73,8 +72,7 @@ class WorldTask:
     def guess(self) -> float:
         """The better of two: from the input's own symbols, and the answer most frequent on validation."""
         examples = [item.example for item in self.items("validate", self._guessed_on)]
-        _, counts = np.unique([example.answer for example in examples], return_counts=True)
-        return max(float(np.mean([example.chance for example in examples])), float(counts.max() / len(examples)))
+        return max(float(np.mean([example.chance for example in examples])), majority(examples, examples))
 
     def texts(self, split: Split, count: int) -> list[Wanted]:
         items = self.items(split, count)
@@ -85,14 +83,7 @@ class WorldTask:
         written = way.write(self.texts(split, count))
         decode, items = self._models.large.subject.tokenizer.decode, self.items(split, count)
         right = [is_right(item, decode(one.tokens.tolist())) for item, one in zip(items, written, strict=True)]
-        cluster = _numbered([f"{item.example.prompt}\0{item.example.answer}" for item in items])
-        return Marked(ByItem(np.array(right, dtype=bool), cluster), [[one] for one in written])
-
-
-def _numbered(asked: Sequence[str]) -> Ints:
-    """int64 [n] one number per text: items of one text tell one thing, however often they are asked."""
-    numbers: Ints = np.unique(asked, return_inverse=True)[1].astype(np.int64)
-    return numbers
+        return Marked(ByItem(np.array(right, dtype=bool), clusters(items)), [[one] for one in written])
 
 
 class NamedTask:
@@ -134,7 +125,8 @@ class NamedTask:
             raise Unsupported(f"{self.name}: no document of {split} among {self._task.of}; name a larger file or limit")
         outcome = answered(way, documents, both, data=study.data, run_code=study.allow_code_execution)
         self._texts[split, count] = outcome.wanted
-        questions = _numbered([document.question for document in documents])
+        # items of one text tell one thing, however often they are asked
+        questions: Ints = np.unique([one.question for one in documents], return_inverse=True)[1].astype(np.int64)
         return Marked(ByItem(outcome.right, questions), outcome.written)
 
 

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy import stats
 
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means
 from emad_ref.evidence.pair.answered import Answered, described
@@ -28,6 +27,7 @@ from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.sizes import Sizes
 from emad_ref.record import Floats
 from emad_ref.sweep.routing import Mixture, Routing, front, mixed, thresholds
+from emad_ref.verdict.counting import guessing_pvalue
 from emad_ref.verdict.interval import Estimate, accuracy_drop
 from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.units import ByItem
@@ -63,9 +63,7 @@ class Compared:
     @property
     def solved(self) -> bool:
         """Whether the large model is shown to beat the guess; a repeated item counts once."""
-        _, first = np.unique(self.large.right.cluster, return_index=True)
-        right = self.large.right.values[first]
-        return float(stats.binomtest(int(right.sum()), len(right), self.guess, "greater").pvalue) <= LEVEL
+        return guessing_pvalue(self.large.right, self.guess) <= LEVEL
 
     @property
     def worth_routing(self) -> bool:
