@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import Places
+from emad_ref.schedule.interface import Places, Ran
 from emad_ref.schedule.table import schedule_of
 
 FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
@@ -158,18 +159,64 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     Raises:
         BadArgument: state copying, whose depths no trace knows; a confidence rule that the trace does not record.
     """
-    replayable, places = schedule_of(point).in_replay(), Places(trace.position, trace.starts)
     work = Work.none(point.layers)
+    for layer, step in enumerate(_steps(trace, depth, point, macs_per_row)):
+        work.tokens[layer], work.context[layer] = int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
+        if step.ran.fills is not None:
+            work.fills[EXACT, layer] = int(step.ran.fills.sum())
+        if step.probed is not None:
+            work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
+            work.readout_macs[step.heads, layer] = int(step.macs.sum(where=step.probed))
+        work.readout_rows[FULL, layer] += int(np.count_nonzero(step.emitted))
+    return work
+
+
+def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
+    """[sequences] FLOPs of each sequence's decode steps: what ``flops`` of ``decode_work`` has in all.
+
+    A mixture of points gives each document to one of them, and intervals resample documents: both ask what each cost.
+
+    Raises:
+        BadArgument: as ``decode_work``.
+    """
+    each = np.full(len(trace), float(geometry.input_flops()))
+    for step in _steps(trace, replayed.depth, replayed.point, replayed.macs_per_row):
+        keys = step.ran.keys
+        each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
+        each += step.emitted * geometry.head_flops()
+        if step.probed is not None:
+            others = int(step.heads.sum() - step.heads[FULL])
+            each += step.probed * (int(step.heads[FULL]) * geometry.head_flops() + 2 * others * step.macs)
+        if step.ran.fills is not None:
+            each += step.ran.fills * geometry.kv_fill_flops()
+    return sums(trace, each)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one in kinds other than full.
+
+    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
+    of its own.
+    """
+
+    ran: Ran
+    heads: Bools
+    macs: Ints
+    probed: Bools | None
+    emitted: Bools
+
+
+def _steps(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int) -> Iterator[_Step]:
+    """Layer by layer from the first."""
+    replayable, places = schedule_of(point).in_replay(), Places(trace.position, trace.starts)
     probes, asked = _probes_of(trace, point, macs_per_row), replayable.asked(point, places.decided)
     for layer in range(1, point.layers + 1):
+        probed, emitted = asked & (depth >= layer) if layer in point.probes else None, depth == layer
+        if probed is not None and probes.shows[layer - 1]:
+            emitted &= ~probed
         ran = replayable.ran(places, depth, layer, point.ceiling)
-        work.tokens[layer - 1], work.context[layer - 1], work.fills[EXACT, layer - 1] = ran
-        probed, emitted = asked & (depth >= layer) & (layer in point.probes), depth == layer
-        kinds, shown = probes.heads[:, layer - 1], probed & probes.shows[layer - 1]
-        work.readout_rows[kinds, layer - 1] = int(probed.sum())
-        work.readout_macs[kinds, layer - 1] = int(probes.macs[:, layer - 1].sum(where=probed))
-        work.readout_rows[FULL, layer - 1] += int((emitted & ~shown).sum())
-    return work
+        yield _Step(ran, probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted)
 
 
 @dataclass(frozen=True)

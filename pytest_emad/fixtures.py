@@ -11,9 +11,10 @@ import pytest
 
 from emad_ref.errors import ends_the_run
 from emad_ref.verdict.claims import Claim
+from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record, shipped
 from pytest_emad import progress
 from pytest_emad.backends import make_decoder
-from pytest_emad.goldens import Goldens, KnownVerdicts, known_verdicts, shipped
+from pytest_emad.goldens import Goldens
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
 from pytest_emad.selfcheck import provenance
@@ -49,9 +50,11 @@ def emad_goldens(emad_settings: Settings) -> Goldens:
 
 
 @pytest.fixture(scope="session")
-def emad_known(emad_goldens: Goldens) -> KnownVerdicts:
+def emad_known(emad_settings: Settings, emad_goldens: Goldens) -> KnownVerdicts:
     """Verdicts on record, from the same folders."""
     with ends_the_run():
+        if emad_settings.gating.gate == "known" and emad_goldens.target is None:
+            require_record(emad_goldens.folders)
         return known_verdicts(emad_goldens.folders)
 
 

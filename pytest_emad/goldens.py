@@ -4,38 +4,26 @@ A golden is a JSON file listed in ``index.json`` as ``{"id", "file", "sha256", "
 recorded, and reads as None. Listed but missing or changed is damage, and raises. Ids carry the model's fingerprint;
 they never derive from pytest's node ids, which differ by how a test was named.
 
-``verdicts.json`` is a list of ``{"claim", "model", "corpus", "verdict"}``; ``model`` is a name or a fingerprint, an
-empty ``corpus`` holds for all of them.
+``verdicts.json`` is described, read and compared by ``emad_ref.verdict.known``; here it is written.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from emad_ref.errors import EmadError
 from emad_ref.report.writing import write_atomically
-from emad_ref.verdict.claims import OUTCOMES
+from emad_ref.verdict.known import SCHEMA, VERDICTS, Change, DamagedGolden, load_json, with_verdict, writable_entries
 
 INDEX = "index.json"
-VERDICTS = "verdicts.json"
-
-Change = Literal["added", "changed", "unchanged"]
-
-
-class DamagedGolden(EmadError):
-    """Golden data that is listed but missing, altered or not readable: never the same as data not recorded."""
-
-
-def shipped() -> Path | None:
-    """The packaged folder if there is one, else the checkout's; None if neither exists."""
-    package = Path(__file__).resolve().parent
-    return next((folder for folder in (package / "golden", package.parent / "golden") if folder.is_dir()), None)
 
 
 @dataclass(frozen=True)
@@ -67,15 +55,16 @@ class Goldens:
         """Write ``value`` to ``target`` under ``name`` and list it; an equal value leaves file and index alone."""
         if self.target is None:
             raise EmadError(f"golden {name!r} cannot be updated without --emad-golden DIR")
-        index, text = _index(self.target), _dump(value)
-        digest = hashlib.sha256(text.encode()).hexdigest()
-        old = index.get(name)
-        if old is not None and old["sha256"] == digest and (self.target / old["file"]).is_file():
-            return "unchanged"
-        file = _file_name(name)
-        write_atomically(self.target / file, text)
-        index[name] = {"id": name, "file": file, "sha256": digest, "provenance": provenance}
-        write_atomically(self.target / INDEX, _dump([index[key] for key in sorted(index)]))
+        with _locked(self.target):
+            index, text = _index(self.target), _dump(value)
+            digest = hashlib.sha256(text.encode()).hexdigest()
+            old = index.get(name)
+            if old is not None and old["sha256"] == digest and (self.target / old["file"]).is_file():
+                return "unchanged"
+            file = _file_name(name)
+            write_atomically(self.target / file, text)
+            index[name] = {"id": name, "file": file, "sha256": digest, "provenance": provenance}
+            write_atomically(self.target / INDEX, _dump([index[key] for key in sorted(index)]))
         return "added" if old is None else "changed"
 
 
@@ -88,17 +77,10 @@ def _file_name(name: str) -> str:
     return f"{re.sub('[^A-Za-z0-9._-]+', '-', name)}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
 
-def _load(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DamagedGolden(f"{path} cannot be read as JSON ({error}); restore it from the repository") from error
-
-
 def _index(folder: Path) -> dict[str, dict[str, Any]]:
     if not (folder / INDEX).exists():
         return {}
-    entries = _load(folder / INDEX)
+    entries = load_json(folder / INDEX)
     keys = {"id", "file", "sha256", "provenance"}
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and set(entry) == keys for entry in entries):
         raise DamagedGolden(f"{folder / INDEX}: expected a list of tables with exactly {', '.join(sorted(keys))}")
@@ -115,50 +97,41 @@ def _content(folder: Path, entry: dict[str, Any]) -> Any:
             f"golden {entry['id']!r}: {path} has SHA-256 {digest}, but the index says {entry['sha256']}; "
             "restore it, or record it anew with --emad-update-golden"
         )
-    return _load(path)
+    return load_json(path)
 
 
-@dataclass(frozen=True)
-class KnownVerdicts:
-    """Verdicts on record: ``entries`` in order of preference, each with claim, model, corpus and verdict."""
+def record_verdict(folder: Path, key: Mapping[str, str], name: str, seed: int, outcome: str) -> Change:
+    """Put one verdict on record in ``folder``'s ``verdicts.json``, beside those of other seeds.
 
-    entries: tuple[dict[str, str], ...] = field(default=())
+    Read, changed and written under a lock: runs of several seeds may record at once.
 
-    def expected(self, claim: str, models: Sequence[str], corpus: str) -> str | None:
-        """The recorded verdict for a claim, any of the model's names (name, fingerprint) and a corpus, or None."""
-        for entry in self.entries:
-            if entry["claim"] == claim and entry["model"] in models and entry["corpus"] in ("", corpus):
-                return entry["verdict"]
-        return None
+    Args:
+        key: ``known.key_of``; ``name``: the model's, for readers.
 
-
-def known_verdicts(folders: Sequence[Path]) -> KnownVerdicts:
-    """All ``verdicts.json`` of ``folders``, earlier folders first. Raises DamagedGolden for a malformed one."""
-    return KnownVerdicts(tuple(entry for folder in folders for entry in _verdicts(folder)))
-
-
-def _verdicts(folder: Path) -> list[dict[str, str]]:
-    path = folder / VERDICTS
-    if not path.exists():
-        return []
-    entries = _load(path)
-    keys = {"claim", "model", "corpus", "verdict"}
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and set(entry) == keys for entry in entries):
-        raise DamagedGolden(f"{path}: expected a list of tables with exactly {', '.join(sorted(keys))}")
-    for entry in entries:
-        if entry["verdict"] not in OUTCOMES:
-            raise DamagedGolden(f"{path}: verdict={entry['verdict']!r}, but expected one of {', '.join(OUTCOMES)}")
-    return entries
+    Raises:
+        DamagedGolden: the file there cannot be read, or is of another schema; it is left as it is.
+    """
+    with _locked(folder):
+        entries, change = with_verdict(writable_entries(folder), key, name, seed, outcome)
+        if change != "unchanged":
+            write_atomically(folder / VERDICTS, _dump({"schema": SCHEMA, "verdicts": entries}))
+    return change
 
 
-def record_verdict(folder: Path, claim: str, model: str, corpus: str, verdict: str) -> Change:
-    """Put one verdict on record in ``folder``'s ``verdicts.json``, in place of any other for the same key."""
-    entries = _verdicts(folder)
-    new = {"claim": claim, "model": model, "corpus": corpus, "verdict": verdict}
-    same = [entry for entry in entries if all(entry[key] == new[key] for key in ("claim", "model", "corpus"))]
-    if same == [new]:
-        return "unchanged"
-    kept = [entry for entry in entries if entry not in same]
-    ordered = sorted([*kept, new], key=lambda entry: (entry["claim"], entry["model"], entry["corpus"]))
-    write_atomically(folder / VERDICTS, _dump(ordered))
-    return "changed" if same else "added"
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time; the lock is on the folder itself, leaves no file and ends with its process.
+
+    Raises:
+        EmadError: a system without POSIX locks.
+    """
+    try:
+        import fcntl
+    except ImportError as error:
+        raise EmadError("goldens are recorded on systems with POSIX locks only: use Linux or macOS") from error
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -218,4 +218,4 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         """After pytest's own failures, so that the tables are the last thing on the screen."""
         yield
-        write_summary(terminalreporter, self.results, self.failures, self.report)
+        write_summary(terminalreporter, self.results, settings(self.config), self.failures, self.report)

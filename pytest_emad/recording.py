@@ -19,14 +19,22 @@ from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import Claim, Verdict
 from emad_ref.verdict.gating import consequence
-from pytest_emad.goldens import Change, Goldens, KnownVerdicts, record_verdict
+from emad_ref.verdict.known import (
+    MACHINE_BOUND,
+    Change,
+    Circumstances,
+    Expected,
+    KnownVerdicts,
+    compared,
+    departures,
+    key_of,
+)
+from pytest_emad.goldens import Goldens, record_verdict
 from pytest_emad.options import Settings
 
 CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
     f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table")
 )
-
-MACHINE_BOUND = ("speed", "energy")  # such verdicts belong to one machine: they never go on record
 
 
 class EmadWarning(pytest.PytestWarning):
@@ -50,6 +58,9 @@ class Recorder:
     ) -> None:
         self._properties, self._settings, self._register = properties, settings, register
         self._goldens, self._known, self._provenance = goldens, known, provenance
+        study = settings.study
+        options = [*study.departures, *departures(register, settings.gate_claims)]
+        self._run = Circumstances(study.seed, study.budget.name, ", ".join(options))
 
     def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "") -> None:
         """Record a verdict, then fail or warn as ``gating`` says.
@@ -63,14 +74,14 @@ class Recorder:
             BadArgument: the register has no row ``verdict.id``.
         """
         row = self._row(verdict.id)
-        models = [fingerprint, verdict.model] if fingerprint else [verdict.model]
-        expected = self._known.expected(verdict.id, models, corpus)
-        verdict = replace(verdict, gate=self._gates(row, expected))
+        key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
+        beside = compared(row, verdict, self._known.expected(key, self._run.seed))
+        verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
         self._add(CLAIM, verdict.to_json())
-        self._add(KNOWN, {"claim": row.id, "model": verdict.model, "expected": expected, "found": verdict.verdict})
+        self._add(KNOWN, beside.to_json())
         if self._settings.update_golden and row.requires not in MACHINE_BOUND:
-            self._put_on_record(verdict, models[0], corpus)
-            expected = verdict.verdict  # an update accepts what it finds; the run still fails as a whole
+            self._put_on_record(verdict, key)
+            expected = Expected(frozenset({verdict.verdict}), verdict.verdict)  # accepted; the run fails as a whole
         found = consequence(verdict, row, self._settings.gating, expected)
         if found.warning:
             warnings.warn(EmadWarning(found.warning), stacklevel=2)
@@ -135,7 +146,7 @@ class Recorder:
         Under ``--emad-update-golden`` ``found`` (JSON values only) is stored and returned.
 
         Raises:
-            pytest_emad.goldens.DamagedGolden: listed in the index, but missing or altered.
+            emad_ref.verdict.known.DamagedGolden: listed in the index, but missing or altered.
             Failed: none is recorded, and ``--emad-require golden`` is set.
         """
         if self._settings.update_golden:
@@ -149,7 +160,7 @@ class Recorder:
             pytest.fail(f"no golden recorded for {name}, and --emad-require golden asks for one", pytrace=False)
         return stored
 
-    def _gates(self, row: Claim, expected: str | None) -> bool:
+    def _gates(self, row: Claim, expected: Expected | None) -> bool:
         """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
         if self._settings.gating.gate == "known":
             return expected is not None
@@ -160,11 +171,12 @@ class Recorder:
             raise BadArgument("claim", claim, f"a row of the register: {', '.join(self._register)}")
         return self._register[claim]
 
-    def _put_on_record(self, verdict: Verdict, model: str, corpus: str) -> None:
+    def _put_on_record(self, verdict: Verdict, key: Mapping[str, str]) -> None:
         if self._goldens.target is None:  # settings() refuses this combination
             raise AssertionError("update without a target")
-        change = record_verdict(self._goldens.target, verdict.id, model, corpus, verdict.verdict)
-        self._changed(f"verdict {verdict.id} of {verdict.model}: {verdict.verdict}", change)
+        seed = self._run.seed
+        change = record_verdict(self._goldens.target, key, verdict.model, seed, verdict.verdict)
+        self._changed(f"verdict {verdict.id} of {verdict.model}, seed {seed}: {verdict.verdict}", change)
 
     def _changed(self, name: str, change: Change) -> None:
         self._add(GOLDEN, {"id": name, "outcome": change})

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.report.reading import REPORT, SCHEMA
 from emad_ref.report.writing import write_atomically
 from emad_ref.verdict.gating import UNDECIDED
+from emad_ref.verdict.known import nothing_compared
 from pytest_emad.options import Settings
 from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
 
@@ -80,10 +81,8 @@ class Results:
             decided.add("golden")
         for word in sorted(settings.gating.require - decided):
             reasons.append(f"--emad-require {word}: no claim that needs it was decided in this run")
-        if settings.gating.gate == "known" and not settings.update_golden and self.claims and not self._compared:
-            reasons.append(
-                "--emad-gate known: no verdict on record matches these models and corpora, nothing was compared"
-            )
+        if settings.gating.gate == "known" and not settings.update_golden and (reason := nothing_compared(self.known)):
+            reasons.append(reason)
         return reasons
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from emad_ref.verdict.known import summary
 from pytest_emad.options import Settings
 from pytest_emad.results import Results
 
@@ -18,6 +19,8 @@ def header(settings: Settings) -> str:
         f"budget {settings.budget.name}",
         f"gate {settings.gating.gate}",
     ]
+    if settings.study.seed:
+        parts.append(f"seed {settings.study.seed}")
     if settings.backend:
         parts.append(f"backend {settings.backend}")
     if settings.gating.require:
@@ -27,13 +30,19 @@ def header(settings: Settings) -> str:
     return f"emad: {'; '.join(parts)}"
 
 
-def write_summary(terminal: pytest.TerminalReporter, results: Results, failures: list[str], report: str | None) -> None:
-    """Operating points, claims, notes and changed goldens; then what fails the run as a whole."""
+def write_summary(
+    terminal: pytest.TerminalReporter, results: Results, settings: Settings, failures: list[str], report: str | None
+) -> None:
+    """Operating points, claims, notes, what the record says and what changed in it; then what fails the whole run."""
     from emad_ref.report.tables import sections  # tabulate: not at the start of every run
 
     updated = "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)
+    against_record = settings.gating.gate == "known" and not settings.update_golden and results.known
+    known = summary(results.known) if against_record else ""
     shown = sections(results.points, results.tables, results.claims, results.notes)
-    for title, text in [*shown, *([("emad goldens updated", updated)] if updated else [])]:
+    for title, text in [*shown, ("emad known verdicts", known), ("emad goldens updated", updated)]:
+        if not text:
+            continue
         terminal.section(title)
         terminal.line(text)
     if report is not None:

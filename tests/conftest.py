@@ -1,4 +1,4 @@
-"""``slow`` tests build and install distributions or measure speed: they run on request only, and say so."""
+"""``slow`` tests build distributions, or measure speed or error rates: they run on request only, and say so."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--run-slow", action="store_true", help="also run tests marked slow (tox -e wheel does)")
+    parser.addoption(
+        "--run-slow", action="store_true", help="also run tests marked slow (tox -e wheel and tox -e rates do)"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -19,6 +21,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in items:
         if item.get_closest_marker("slow"):
-            item.add_marker(
-                pytest.mark.skip(reason="builds distributions or measures speed: pass --run-slow, or tox -e wheel")
-            )
+            item.add_marker(pytest.mark.skip(reason="slow: pass --run-slow, or see `tox -e wheel` and `tox -e rates`"))

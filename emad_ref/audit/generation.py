@@ -8,14 +8,15 @@ positions it says inconclusive; run it on random weights too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.ledger import judge_ledger
-from emad_ref.audit.lens import Lens, Readouts
+from emad_ref.audit.lens import Lens, Readouts, read_from_logits
 from emad_ref.audit.trajectory import Trajectory, differing_tokens, hold_against, judge_tokens
+from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Ints, Record
@@ -50,16 +51,48 @@ def generation(
             (decoder.generate(prompts[:1], max_new, stop), prompts[:1], stop),
             (decoder.generate(prompts, max_new, stop | {halfway}), prompts, stop | {halfway}),
         ):
-            trajectories = read_record(tally, record, asked, max_new, stops, point)
-            readouts = []
-            for row, trajectory in enumerate(trajectories):
-                reference = hold_against(tally, trajectory, lens, point, tolerance)
-                judge_tokens(tally, trajectory, record.emitted[row], reference, point, tolerance)
-                tally.discriminating += differing_tokens(reference, trajectory)
-                readouts.append(reference.readouts)
-            if decoder.capabilities.counted:
-                judge_work(tally, record, trajectories, readouts, point, exact_context=exact_context)
+            counted = decoder.capabilities.counted
+            judge_record(
+                tally, record, asked, max_new, stops, point, lens, tolerance,
+                counted=counted, exact_context=exact_context,
+            )  # fmt: skip
     return tally.finding()
+
+
+def judge_record(
+    tally: Tally,
+    record: Record,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    stop: frozenset[int],
+    point: OperatingPoint,
+    lens: Lens,
+    tolerance: float,
+    *,
+    counted: bool,
+    exact_context: bool,
+    rows: Collection[int] | None = None,
+) -> None:
+    """One record of ``generate``: complete, depths the rule's, tokens the argmax there, work what they imply.
+
+    ``rows``: which of them are held against the lens, for a batch of many; None: all. Everything else, the ledger
+    included, is required of every row all the same.
+
+    Raises:
+        BadArgument: some rows only of a point whose readouts the lens has to count.
+    """
+    trajectories = read_record(tally, record, prompts, max_new, stop, point)
+    looked_at = range(len(prompts)) if rows is None else rows
+    if len(looked_at) < len(prompts) and not read_from_logits(point):
+        raise BadArgument("rows", sorted(looked_at), "None", f"what {point.name!r} reads is counted by the lens alone")
+    readouts = [Readouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]
+    for row in looked_at:
+        reference = hold_against(tally, trajectories[row], lens, point, tolerance)
+        judge_tokens(tally, trajectories[row], record.emitted[row], reference, point, tolerance)
+        tally.discriminating += differing_tokens(reference, trajectories[row])
+        readouts[row] = reference.readouts
+    if counted:
+        judge_work(tally, record, trajectories, readouts, point, exact_context=exact_context)
 
 
 def read_record(

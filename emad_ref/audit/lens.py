@@ -126,7 +126,7 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
         raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
     logits = logits[first:]
     from_lens = SIGNALS[point.signal].from_lens
-    if from_lens is None or point.confidence is not None or point.estimator != Estimator():
+    if from_lens is None or not read_from_logits(point):
         led = lens.lead(tokens, first, point)
     else:
         probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
@@ -136,6 +136,11 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
     if point.probes and point.bins.features:
         rows = threshold_rows(point, position, logits[:, point.probes[0] - 1], tolerance)
     return Reference(logits, led.signal, led.emitted, led.readouts, rows)
+
+
+def read_from_logits(point: OperatingPoint) -> bool:
+    """Whether full heads decide all that the point compares: its probes run nothing else."""
+    return SIGNALS[point.signal].from_lens is not None and point.confidence is None and point.estimator == Estimator()
 
 
 def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolerance: float) -> tuple[Ints, ...]:

@@ -19,7 +19,19 @@ from emad_ref.errors import BadArgument, EmadError, ends_the_run
 from emad_ref.evidence import values
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.verdict.claims import Claim, load_register
-from emad_ref.verdict.gating import INCONCLUSIVE, REQUIREMENTS, Gating, consequence
+from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating, consequence
+from emad_ref.verdict.known import (
+    Circumstances,
+    KnownVerdicts,
+    compared,
+    departures,
+    key_of,
+    known_verdicts,
+    nothing_compared,
+    require_record,
+    shipped,
+    summary,
+)
 
 if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
     from emad_ref.evidence.pair.gathered import Pair
@@ -45,23 +57,32 @@ def _judged(args: argparse.Namespace) -> int:
 
     register = load_register(args.register)
     docket = _docket(args, register)
-    gating = Gating(inconclusive=args.inconclusive, require=args.require)
-    shown, claims, failures = Exhibits(), [], []
+    gating = Gating(gate=args.gate, inconclusive=args.inconclusive, require=args.require)
+    known, run = _known(args), _circumstances(args, docket)
+    shown, claims, failures, beside = Exhibits(), [], [], []
     tables: list[dict[str, Any]] = []
     for answer in _answers(args, docket, _chosen(args, register)):
-        verdict = replace(answer.verdict, gate=docket.gates(answer.verdict.id))
+        row, verdict = register[answer.verdict.id], answer.verdict
+        key = key_of(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
+        record = compared(row, verdict, known.expected(key, run.seed))
+        gates = record.expected is not None if args.gate == "known" else docket.gates(row.id)
+        verdict = replace(verdict, gate=gates)
+        beside.append(record.to_json())
         shown += answer.exhibits
         tables += [
             {"model": verdict.model, "title": table.title, "rows": table.rows} for table in answer.exhibits.tables
         ]
         claims.append(verdict.to_json())
-        found = consequence(verdict, register[verdict.id], gating, None)
+        found = consequence(verdict, row, gating, record.expected)
         failures += [found.failure] if found.failure else []
         if found.warning:
             print(f"emad: warning: {found.warning}", file=sys.stderr)
     notes = list(dict.fromkeys(shown.notes))
     for title, text in sections(shown.points, tables if args.with_tables else [], claims, notes):
         print(f"\n{title}\n\n{text}")
+    if args.gate == "known":
+        print(f"\nemad known verdicts\n\n{summary(beside)}")
+        failures += [reason] if (reason := nothing_compared(beside)) else []
     for failure in failures:
         print(f"emad: FAILED: {failure}", file=sys.stderr)
     return NOT_JUDGED if failures else 0
@@ -86,6 +107,20 @@ def _docket(args: argparse.Namespace, register: dict[str, Claim]) -> Any:
     for name in sorted(args.gate_claims):
         _require_row("--gate-claims", name, register)
     return Docket(register, study, args.gate_claims)
+
+
+def _known(args: argparse.Namespace) -> KnownVerdicts:
+    """Verdicts on record where the run is held against them, else none. Raises DamagedGolden."""
+    if args.gate != "known":
+        return KnownVerdicts()
+    folders = [folder for folder in (args.golden, shipped()) if folder is not None]
+    require_record(folders)
+    return known_verdicts(folders)
+
+
+def _circumstances(args: argparse.Namespace, docket: Any) -> Circumstances:
+    options = [*docket.study.departures, *departures(docket.register, args.gate_claims)]
+    return Circumstances(args.seed, args.budget, ", ".join(options))
 
 
 def _chosen(args: argparse.Namespace, register: dict[str, Claim]) -> list[str]:
@@ -172,6 +207,9 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--register", type=read(values.file, "--register"), metavar="FILE",
                      help="TOML file with other thresholds or gates")  # fmt: skip
     sub.add_argument("--gate-claims", type=values.words, default=frozenset(), metavar="IDS", help="more rows that gate")
+    sub.add_argument("--gate", choices=GATES, default="paper", help="as --emad-gate")
+    sub.add_argument("--golden", type=read(values.folder, "--golden"), metavar="DIR",
+                     help="known verdicts read before the shipped")  # fmt: skip
     sub.add_argument("--inconclusive", choices=INCONCLUSIVE, default="warn", help="what such a gating row does")
     sub.add_argument("--require", type=read(values.some_of(REQUIREMENTS), "--require"), default=frozenset())
     sub.add_argument(

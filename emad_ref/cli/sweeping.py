@@ -1,6 +1,6 @@
-"""``emad sweep``: every family of rules on one model and corpus, by replay, on one table: the plugin's Pareto table.
+"""``emad sweep``: every family of rules on one model and corpus, by replay: the plugin's Pareto tables.
 
-calibrate on one split → choose the best point of each family on a second → show it on a third
+calibrate on one split → choose the front of each family on a second → show it on a third
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FORMATS = (".csv", ".json")
 
 
 def sweep(args: argparse.Namespace) -> None:
-    """Print the best point of every family at each net reduction, by replay, and what it costs on other text."""
+    """Print what every family does at the same net FLOPs, by replay: chosen on one split, judged on another."""
     from emad_ref.evidence.gathered import Evidence
     from emad_ref.evidence.host import Host
     from emad_ref.evidence.subject import open_model
@@ -41,8 +41,11 @@ def sweep(args: argparse.Namespace) -> None:
         evidence = Evidence(loaded, study, Host())
         evidence.check()
         found = swept(evidence)
-    for text in filter(None, (plain_table(found["rows"]), *found["notes"])):
-        print(text)
+    for title in dict.fromkeys(row["table"] for row in found["rows"]):
+        print(title)
+        print(plain_table([_shown(row) for row in found["rows"] if row["table"] == title]))
+    for note in found["notes"]:
+        print(note)
     tokens = found["tokens"]["evaluate"]
     print(f"full depth: perplexity {found['full depth perplexity']:.4g} on {tokens:,} tokens of {found['corpus']}")
     if args.out is not None:
@@ -66,7 +69,7 @@ def budget_of(args: argparse.Namespace) -> Budget:
 
 
 def swept(evidence: Evidence) -> dict[str, Any]:
-    """The Pareto table, its notes, and what they were made from. JSON values only."""
+    """The Pareto tables, their notes, and what they were made from. JSON values only; ``table`` names each row's."""
     from emad_ref import __version__
 
     shown, traces = evidence.rivals.exhibits(), evidence.traces
@@ -80,9 +83,13 @@ def swept(evidence: Evidence) -> dict[str, Any]:
         "window": evidence.subject.window,
         "tokens": {split: len(trace) for split, trace in splits.items()},
         "full depth perplexity": evidence.points.full_loss.perplexity,
-        "rows": [dict(row) for table in shown.tables for row in table.rows],
+        "rows": [{"table": table.title, **row} for table in shown.tables for row in table.rows],
         "notes": list(shown.notes),
     }
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {column: value for column, value in row.items() if column != "table"}
 
 
 def as_json(found: Mapping[str, Any]) -> str:
@@ -93,7 +100,8 @@ def as_csv(found: Mapping[str, Any]) -> str:
     """The rows alone; shares are fractions, as everywhere in data."""
     file = io.StringIO()
     rows = found["rows"]
-    writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+    columns = dict.fromkeys(column for row in rows for column in row)  # tables may differ in what they have no use for
+    writer = csv.DictWriter(file, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()

@@ -105,9 +105,18 @@ def drawn(p: Floats, rng: np.random.Generator) -> int:
     return int(np.searchsorted(cumulative, rng.random() * cumulative[-1], side="right"))
 
 
+Ended = Callable[[Sequence[int]], bool]  # whether the tokens emitted so far end their text, the last included
+
+
+def unending(tokens: Sequence[int]) -> bool:
+    """No text ends by itself."""
+    return False
+
+
 @dataclass(frozen=True)
 class Options:
-    """How to speculate: ``k`` drafts a round for up to ``max_new`` tokens a row; a token of ``stop`` ends its row.
+    """How to speculate: ``k`` drafts a round for up to ``max_new`` tokens a row; a token of ``stop`` ends its row, and
+    so does what ``ended`` says is over, of all tokens that the row has emitted.
 
     ``temperature`` 0 decodes greedily; each row draws from a generator of its own, seeded with (``seed``, row).
     ``gate_bits`` None keeps the verifier's output exact.
@@ -122,6 +131,7 @@ class Options:
     temperature: float
     seed: int
     gate_bits: float | None
+    ended: Ended = unending
 
     def __post_init__(self) -> None:
         if self.max_new < 1:
@@ -162,7 +172,7 @@ class Continuation:
 
     def take(self, token: int) -> None:
         self.tokens.append(token)
-        if token in self.options.stop:
+        if token in self.options.stop or self.options.ended(self.tokens[self.prompt :]):
             self.reason = "stop token"
         elif len(self.tokens) - self.prompt == self.options.max_new:
             self.reason = "length"

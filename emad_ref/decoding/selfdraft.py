@@ -27,7 +27,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Continuation, Options, Speculated, speculated, speculating, standing
+from emad_ref.decoding.acceptance import (
+    Continuation,
+    Ended,
+    Options,
+    Speculated,
+    speculated,
+    speculating,
+    standing,
+    unending,
+)
 from emad_ref.decoding.pair import Log, Partner, Seat, require_prompts
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
@@ -53,6 +62,7 @@ def self_speculate(
     temperature: float = 0.0,
     seed: int = 0,
     gate_bits: float | None = None,
+    ended: Ended = unending,
 ) -> Speculated:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
@@ -64,7 +74,7 @@ def self_speculate(
             refuses.
         NotFinite: logits hold NaN or +inf.
     """
-    options = Options(max_new, k, stop, temperature, seed, gate_bits)
+    options = Options(max_new, k, stop, temperature, seed, gate_bits, ended)
     require_prompts(prompts)
     _require_drafting(model, exit_layer)
     log = Log()

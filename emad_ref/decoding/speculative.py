@@ -21,7 +21,16 @@ from contextlib import closing
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Continuation, Options, Speculated, speculated, speculating, standing
+from emad_ref.decoding.acceptance import (
+    Continuation,
+    Ended,
+    Options,
+    Speculated,
+    speculated,
+    speculating,
+    standing,
+    unending,
+)
 from emad_ref.decoding.pair import Log, Partner, Seat, by_model, require_one_vocabulary, require_prompts
 from emad_ref.protocol import Prompt
 from emad_ref.record import CATCH_UP, DECODE, DRAFT, PROMPT, VERIFY
@@ -40,8 +49,10 @@ def speculate(
     temperature: float = 0.0,
     seed: int = 0,
     gate_bits: float | None = None,
+    ended: Ended = unending,
 ) -> Speculated:
-    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
+    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row, and so does what
+    ``ended`` says is over, of all the row has emitted.
 
     In the record model 0 is the draft, 1 the verifier, which emits the first token: it has just read the prompt. Rows
     share feeds and advance unevenly; a row's tokens do not depend on its neighbours. A row that needs fewer drafts than
@@ -53,7 +64,7 @@ def speculate(
             what the decoders refuse.
         NotFinite: logits hold NaN or +inf.
     """
-    options = Options(max_new, k, stop, temperature, seed, gate_bits)
+    options = Options(max_new, k, stop, temperature, seed, gate_bits, ended)
     require_prompts(prompts)
     log, numbers = Log(), range(len(prompts))
     with (

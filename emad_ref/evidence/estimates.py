@@ -20,7 +20,9 @@ from emad_ref.point import Estimator
 from emad_ref.text.documents import Split
 from emad_ref.verdict.units import DocumentOf
 
-LARGEST_RANK, LARGEST_K = 128, 64
+PAPER_KS = ((32, 64), (128, 16))  # K of the paper, and the part of V above which it is none of the few largest
+PAPER_RANKS = (16, 8)  # parts of the width: "r ≪ d"
+LEAST_K = 4  # with fewer logits the K-th says too little of the tail for any order to be left
 FITTED, READ = 40, 60  # windows at most: tokens by the thousand, one pass over each per set of estimators
 
 
@@ -35,11 +37,17 @@ class Estimates:
         return self._traces.profile.probes
 
     @cached_property
-    def paper(self) -> tuple[Estimator, Estimator]:
-        """The paper's cheap estimators at usual sizes: top-K with K = 64, low-rank with half the width, at most 128."""
+    def paper(self) -> list[Estimator]:
+        """The paper's cheap estimators at the sizes it means, small and large, as far as this model can hold them.
+
+        Top-K: K = 32 and 128 (its "K ≈ 32–128"), yet at most V/64 and V/16: an eighth of a vocabulary of 512 is no
+        top-K. Low-rank: r = d/16 and d/8 (its "r ≪ d"), then top-K as above at the larger K.
+        """
         vocabulary, width = self._subject.stepper.unembedding.shape
-        k = min(LARGEST_K, vocabulary)
-        return Estimator("topk", k=k), Estimator("lowrank", k=k, rank=min(LARGEST_RANK, width // 2))
+        ks = [max(min(k, vocabulary // part), LEAST_K) for k, part in PAPER_KS]
+        ranks = [max(width // part, 1) for part in PAPER_RANKS]
+        found = [*(Estimator("topk", k=k) for k in ks), *(Estimator("lowrank", k=ks[-1], rank=rank) for rank in ranks)]
+        return list(dict.fromkeys(found))
 
     @cached_property
     def linear(self) -> Estimator:

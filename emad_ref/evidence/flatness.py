@@ -1,7 +1,8 @@
 """How flat a model's entropy profile is, and what EMAD gains on it: one dot of the trend that EMAD-E11 asks about.
 
     slope   of mean H_ℓ over ℓ, in nats per layer, on the evaluation split: nearer to zero is flatter
-    gain    the largest net FLOP reduction of any margin whose perplexity stays within METHODS' bounds; 0 if none does
+    gain    net FLOP reduction, on the evaluation split, of the margin that saves most on the validation split within
+            METHODS' bounds of perplexity there; 0 if none does
 
 Dots of several models and corpora make a trend (``trend``); one dot makes none.
 """
@@ -15,8 +16,10 @@ import numpy as np
 from scipy.stats import permutation_test, spearmanr
 
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.points import Points
+from emad_ref.evidence.rivals import Rivals
+from emad_ref.evidence.traces import Traces
 from emad_ref.record import Floats
+from emad_ref.sweep.families import EMAD
 from emad_ref.sweep.select import cheapest_within_bounds
 from emad_ref.verdict.interval import Estimate, profile_slope
 
@@ -25,7 +28,7 @@ LEAST_DOTS = 4  # of three dots, all orders but one differ from a falling line b
 
 @dataclass(frozen=True)
 class Flatness:
-    """One model on one corpus; ``point`` names the margin that gains most, or is "no margin"."""
+    """One model on one corpus; ``point`` names the margin chosen, or is "no margin"."""
 
     model: str
     corpus: str
@@ -34,19 +37,29 @@ class Flatness:
     gain: float
 
 
-def flatness(points: Points, rng: np.random.Generator) -> Flatness:
+def flatness(traces: Traces, rivals: Rivals, rng: np.random.Generator) -> Flatness:
     """The dot of a model on its corpus."""
-    subject, traces = points.subject, points.traces
     slope = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=rng)
-    return Flatness(subject.name, subject.corpus, slope, *gain_of(points))
+    gained = gain_of(rivals)
+    return Flatness(traces.subject.name, traces.subject.corpus, slope, gained.point, gained.saved)
 
 
-def gain_of(points: Points) -> tuple[str, float]:
-    """The margin that gains most at equal quality, and what it saves, net; ("no margin", 0.0) where none does."""
-    best = cheapest_within_bounds(points.emad_sweep, points.full_loss.perplexity)
+@dataclass(frozen=True)
+class Gain:
+    """What the margin ``point`` saves, net, and what it loses, on the evaluation split: shares of FLOPs, perplexity."""
+
+    point: str
+    saved: float
+    rise: float
+
+
+def gain_of(rivals: Rivals) -> Gain:
+    """Of the margin that gains most at equal quality on validation; "no margin" where none does."""
+    best = cheapest_within_bounds(rivals.validated(EMAD), rivals.validated_full.perplexity)
     if best is None or best.net_reduction <= 0:  # probes that never fire cost more than they save
-        return "no margin", 0.0
-    return best.point.name, best.net_reduction
+        return Gain("no margin", 0.0, 0.0)
+    judged = rivals.evaluated(best.point)
+    return Gain(best.point.name, judged.net_reduction, judged.perplexity_rise)
 
 
 def trend(dots: Sequence[Flatness]) -> tuple[float, float]:

@@ -16,6 +16,7 @@ from emad_ref.evidence.published import Published
 from emad_ref.replay import depths
 from emad_ref.sweep.losses import Loss, depth_by_position, tokens_before
 from emad_ref.sweep.select import equal_flops
+from emad_ref.verdict.counting import TaskAt
 
 COLLAPSED = 0.9  # share of tokens at the first probe from which depth no longer adapts to anything
 
@@ -42,12 +43,14 @@ def task_exhibits(points: Points) -> Exhibits:
 
 def point_rows(points: Points, intervals: Mapping[str, Interval]) -> list[dict[str, Any]]:
     """Keys as ``report.tables.point_rows`` reads them; ``interval`` as in ``point_exhibits``."""
-    losses = [points.full_loss, *points.losses]
-    accuracies = [points.scored.accuracy(loss.point) for loss in losses]
+    scored = points.scored
+    tasks = [
+        {task: scored.at(task, loss.point) for task in scored.tasks} for loss in (points.full_loss, *points.losses)
+    ]
     rivals = best_truncations(points)
     return [
-        _row(points, loss, accuracy, intervals.get(loss.point.name))
-        for loss, accuracy in zip([*losses, *rivals], [*accuracies, *({} for _ in rivals)], strict=True)
+        _row(points, loss, held, intervals.get(loss.point.name))
+        for loss, held in zip([points.full_loss, *points.losses, *rivals], [*tasks, *({} for _ in rivals)], strict=True)
     ]
 
 
@@ -59,11 +62,12 @@ def best_truncations(points: Points) -> list[Loss]:
     return list(dict.fromkeys(rival for rival in rivals if rival is not None))
 
 
-def _row(points: Points, loss: Loss, accuracy: Mapping[str, tuple[float, float]], interval: Interval) -> dict[str, Any]:
+def _row(points: Points, loss: Loss, tasks: Mapping[str, TaskAt], interval: Interval) -> dict[str, Any]:
     subject, evaluation = points.subject, points.traces.evaluation
     return {
         "model": subject.name,
         "name": loss.point.name,
+        "roles": list(points.roles.get(loss.point, ())),
         "family": loss.point.family,
         "corpus": subject.corpus,
         "window_tokens": subject.window,
@@ -79,9 +83,15 @@ def _row(points: Points, loss: Loss, accuracy: Mapping[str, tuple[float, float]]
         "perplexity": loss.perplexity,
         "perplexity_rise": loss.perplexity_rise,
         "interval": interval,
-        "accuracy": {task: list(pair) for task, pair in accuracy.items()},
+        "accuracy": {task: list(held.accuracy) for task, held in tasks.items()},
+        "not_counted": {} if loss is points.full_loss else standings(tasks),
         "time_ratio": None,  # by ``Stopwatch.row``
     }
+
+
+def standings(tasks: Mapping[str, TaskAt]) -> dict[str, str]:
+    """Task → why it does not count, of those that do not."""
+    return {task: held.standing for task, held in tasks.items() if not held.counts}
 
 
 def reading_note(points: Points) -> str:

@@ -9,14 +9,17 @@ from functools import cached_property
 from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.traces import Traces
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import apart, spelled
 from emad_ref.sweep.families import SETTINGS
-from emad_ref.sweep.grids import emad_margins, truncations
+from emad_ref.sweep.grids import Spacing, emad_margins, truncations
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import cheapest_within_bounds
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.verdict.counting import TaskAt
+from emad_ref.verdict.units import ByDocument
 
 NllPair = tuple[ByDocument, ByDocument, ByDocument]  # NLL sums at the point and at full depth, tokens
-AnswerPair = tuple[ByItem, ByItem]  # right at full depth, right at the point
+
+DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on validation"
 
 
 @dataclass(frozen=True)
@@ -24,14 +27,13 @@ class PointEvidence:
     """What was measured at one operating point, against full depth on the same documents and items.
 
     ``net_reduction`` share of decode FLOPs saved, probes and repair charged; ``perplexity`` by corpus, ``tasks`` by
-    task name; ``chance`` the accuracy of guessing by task name, 0 where it is not named.
+    task name, whether or not they count (``verdict.counting``).
     """
 
     name: str
     net_reduction: float
     perplexity: Mapping[str, NllPair]
-    tasks: Mapping[str, AnswerPair] = field(default_factory=dict)
-    chance: Mapping[str, float] = field(default_factory=dict)
+    tasks: Mapping[str, TaskAt] = field(default_factory=dict)
 
 
 class Points:
@@ -42,23 +44,36 @@ class Points:
         self.subject = traces.subject
 
     @cached_property
+    def margins(self) -> list[OperatingPoint]:
+        """EMAD at margins from 0 up, spaced evenly in what they save on the validation split."""
+        saved = Spacing(self.traces.validation, self.subject.loaded.geometry)
+        return emad_margins(self.traces.profile, saved, SETTINGS)
+
+    @cached_property
     def selected(self) -> Loss | None:
         """The cheapest margin whose validation drop is within bounds; None if no margin's is."""
         geometry, validation = self.subject.loaded.geometry, self.traces.validation
-        table = loss_table(validation, geometry, emad_margins(self.traces.profile, SETTINGS))
+        table = loss_table(validation, geometry, self.margins)
         (reference,) = loss_table(validation, geometry, [self.subject.full])
-        accuracy_drop = self.scored.validation_drop if self.scored.validated else None
-        return cheapest_within_bounds(table, reference.perplexity, accuracy_drop)
+        return cheapest_within_bounds(table, reference.perplexity, self.scored.validation_drops)
+
+    @property
+    def put_forward(self) -> list[OperatingPoint]:
+        """Calibrated default, the margin the user named, the margin chosen on validation: each once."""
+        return list(self.roles)
 
     @cached_property
-    def put_forward(self) -> list[OperatingPoint]:
-        """Calibrated default, margin chosen on validation, the margin the user named."""
+    def roles(self) -> dict[OperatingPoint, tuple[str, ...]]:
+        """Each point put forward → why it is. Only equal points are one, and no two read alike."""
         named, profile = self.subject.study.margin, self.traces.profile
-        margins = [0.0] if named is None else [0.0, named]
+        margins = {DEFAULT: 0.0} | ({} if named is None else {NAMED: named + 0.0})  # −0.0 + 0.0 is 0.0
         if self.selected is not None and self.selected.point.margin_nats is not None:
-            margins.append(self.selected.point.margin_nats)
-        points = [profile.point(margin) for margin in margins]
-        return list({point.name: point for point in points}.values())
+            margins[SELECTED] = self.selected.point.margin_nats
+        found: dict[OperatingPoint, tuple[str, ...]] = {}
+        for (role, margin), text in zip(margins.items(), apart([*margins.values()]), strict=True):
+            point = spelled(profile.point(margin), text)
+            found[point] = (*found.get(point, ()), role)
+        return found
 
     @cached_property
     def losses(self) -> list[Loss]:
@@ -73,8 +88,7 @@ class Points:
     @cached_property
     def emad_sweep(self) -> list[Loss]:
         """Evaluation losses of EMAD at every margin of the grid."""
-        margins = emad_margins(self.traces.profile, SETTINGS)
-        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, margins)
+        return loss_table(self.traces.evaluation, self.subject.loaded.geometry, self.margins)
 
     @cached_property
     def truncation_sweep(self) -> list[Loss]:
@@ -89,11 +103,10 @@ class Points:
 
     def at(self, loss: Loss, tasks: Sequence[str] | None = None) -> PointEvidence:
         """What F1 judges at a point: perplexity per document and answers per item, against full depth."""
-        chosen, scored = self.scored.tasks if tasks is None else tasks, self.scored
+        chosen = self.scored.tasks if tasks is None else tasks
         return PointEvidence(
             loss.point.name,
             loss.net_reduction,
             {self.subject.corpus: self.nll(loss)},
-            {task: (scored.correct(task, self.subject.full), scored.correct(task, loss.point)) for task in chosen},
-            {task: scored.chance(task) for task in chosen},
+            {task: self.scored.at(task, loss.point) for task in chosen},
         )

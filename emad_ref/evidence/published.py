@@ -15,6 +15,7 @@ lm-eval is an extra and slow to import: it is imported when the first task is as
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from emad_ref.calibration.trace import TokenSequence, Trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument, ends_the_run
 from emad_ref.evidence.subject import Subject
 from emad_ref.point import OperatingPoint
+from emad_ref.replay import replay
+from emad_ref.sweep.losses import full_flops, net_saving
 from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.logs import lm_eval_quiet
 from emad_ref.tasks.sandbox import availability
@@ -41,6 +45,7 @@ if TYPE_CHECKING:  # lm-eval is an extra, and slow
 
 RIGHT_OR_WRONG = frozenset({"acc", "exact_match", "exact", "pass@1"})  # lm-eval's metrics that are 0 or 1 per document
 PERPLEXITIES = frozenset({"word_perplexity"})
+REPLAYED = 200  # requests of a task, from which is read what a point saves on it
 FOREIGN_ROWS = 32  # what a decoder of somebody else's is asked to take at once
 
 
@@ -51,7 +56,8 @@ class PublishedTask:
     ``members``    lm-eval's names of it: several for a group, else its own.
     ``documents``  how many are scored, ``of`` how many there are.
     ``metric``     lm-eval's name of the first metric of the first member.
-    ``chance``     share that guessing gets right: mean of 1/options, 0 where the answer is written.
+    ``guess``      share that guessing gets right: by chance among the options, or by the answer that is most frequent
+                   among the documents scored. No guesser knows that one, so the rate is rather too high than too low.
     """
 
     name: str
@@ -59,7 +65,7 @@ class PublishedTask:
     documents: int
     of: int
     metric: str
-    chance: float
+    guess: float
 
 
 class Published:
@@ -68,6 +74,8 @@ class Published:
     def __init__(self, subject: Subject):
         self._subject, self._study = subject, subject.study
         self._results: dict[tuple[str, OperatingPoint], TaskResult] = {}
+        self._asked_at_full: dict[str, list[TokenSequence]] = {}
+        self._traces: dict[str, Trace] = {}
 
     # ------------------------------------------------------------ which tasks
 
@@ -131,10 +139,11 @@ class Published:
         for task in tasks.values():
             if reason := self._obstacle(task):
                 return reason
-        chances = [_guess(task, document) for task in tasks.values() for document in islice(task.eval_docs, self.limit)]
+        read = [(task, document) for task in tasks.values() for document in islice(task.eval_docs, self.limit)]
+        guess = max(float(np.mean([_chance(*each) for each in read])), _majority(read))
         everything = sum(len(task.eval_docs) for task in tasks.values())
         metric = str(tasks[members[0]].config.metric_list[0]["metric"])
-        return PublishedTask(name, members, len(chances), everything, metric, float(np.mean(chances)))
+        return PublishedTask(name, members, len(read), everything, metric, guess)
 
     def _obstacle(self, task: Any) -> str:
         tokenizer, positions = self._subject.loaded.tokenizer, self._subject.stepper.max_positions
@@ -176,11 +185,26 @@ class Published:
     # ------------------------------------------------------------ scores
 
     def correct(self, name: str, point: OperatingPoint) -> ByItem:
-        """[documents] bool, whether each is right under ``point``."""
-        return ByItem(self.result(name, point).scores == 1)
+        """[documents] bool, whether each is right under ``point``; questions about one text share a cluster."""
+        result = self.result(name, point)
+        return ByItem(result.scores == 1, np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
 
-    def chance(self, name: str) -> float:
-        return self.scored[name].chance
+    def guess(self, name: str) -> float:
+        return self.scored[name].guess
+
+    def saving(self, name: str, point: OperatingPoint) -> float:
+        """Net share of decode FLOPs that ``point`` saves on the requests of this task, by replay.
+
+        Teacher-forced on at most ``REPLAYED`` of them, evenly spread: on options and texts as asked for, on what full
+        depth wrote where answers are generated.
+        """
+        if name not in self._traces:
+            self.result(name, self._subject.full)
+            asked = self._asked_at_full[name]
+            spread = np.unique(np.linspace(0, len(asked) - 1, min(REPLAYED, len(asked))).astype(int))
+            self._traces[name] = self._subject.trace([asked[i] for i in spread], f"{name}, what is saved")
+        trace, geometry = self._traces[name], self._subject.loaded.geometry
+        return net_saving(trace, geometry, replay(trace, point), full_flops(trace, geometry))
 
     def corpora(self, point: OperatingPoint) -> dict[str, tuple[ByDocument, ByDocument, ByDocument]]:
         """Perplexity tasks: Σ nats under ``point`` and at full depth, tokens."""
@@ -191,9 +215,9 @@ class Published:
                 assert result.items == full.items
                 assert result.tokens is not None
                 pairs[f"lm-eval's {name}"] = (
-                    ByDocument(result.scores),
-                    ByDocument(full.scores),
-                    ByDocument(result.tokens),
+                    ByDocument.distinct(result.scores),
+                    ByDocument.distinct(full.scores),
+                    ByDocument.distinct(result.tokens),
                 )
         return pairs
 
@@ -215,6 +239,8 @@ class Published:
                 limit=self.limit,
                 run_code=self._study.allow_code_execution,
             )
+            if point == self._subject.full:
+                self._asked_at_full[task.name] = lm.decided
         return _together(task, [results[member] for member in task.members])
 
     @contextmanager
@@ -274,9 +300,27 @@ def _new_tokens(task: Any) -> int:
     return int(task.get_config("generation_kwargs").get("max_gen_toks", NEW_TOKENS))
 
 
-def _guess(task: Any, document: Any) -> float:
-    """Chance of guessing one document's answer."""
+def _chance(task: Any, document: Any) -> float:
+    """Chance of guessing one document's answer from the document itself."""
+    if "guess" in document:  # the world's own tasks say it
+        return float(document["guess"])
     return 1 / len(task.doc_to_choice(document)) if task.OUTPUT_TYPE == "multiple_choice" else 0.0
+
+
+def _majority(read: Sequence[tuple[Any, Any]]) -> float:
+    """Share of the most frequent answer: the place of the right option, or the text as the task's filter reads it."""
+    answers = [_answer(task, document) for task, document in read]
+    return max(Counter(answers).values()) / len(answers)
+
+
+def _answer(task: Any, document: Any) -> str:
+    target = str(task.doc_to_target(document))
+    if task.OUTPUT_TYPE != "generate_until" or not task._filters:
+        return target
+    kept: Any = [[target]]
+    for read in task._filters[0].filters:
+        kept = list(read().apply(kept, [document]))
+    return str(kept[0])
 
 
 def _together(task: PublishedTask, results: list[TaskResult]) -> TaskResult:
@@ -287,5 +331,6 @@ def _together(task: PublishedTask, results: list[TaskResult]) -> TaskResult:
         return results[0]
     scores = np.concatenate([result.scores for result in results])
     items = tuple(item for result in results for item in result.items)
+    texts = tuple(text for result in results for text in result.texts)
     cut = sum(result.cut for result in results)
-    return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, cut=cut)
+    return TaskResult(task.name, results[0].metric, results[0].filter, scores, items, texts, cut=cut)

@@ -1,31 +1,76 @@
-"""How long the decoder under test takes: paired requests at full depth, at a point put forward, and by ``generate``.
+"""How long the decoder under test takes: paired requests at full depth, at a point, and by the model's ``generate``.
 
-The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token; ``meters.clock`` times;
+The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token; ``meters.clock`` times, and
+``audit.timed`` looks afterwards at what was emitted while it ran. Which point is worth timing, and what its times mean,
 questions decide.
+
+``generate`` has a compiled twin where that can be worth its warm-up: on an accelerator, or under the largest budget. On
+a CPU compiling ``emad-tiny`` took 100 s, and its steps were no faster for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.lens import read_from_logits
+from emad_ref.audit.timed import TimedRequest, lengths, requests
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.points import Points
+from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
 from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import PROMPT, Floats, Ints, Record
+from emad_ref.verdict.interval import total_ratio
+from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.units import ByPair
 
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
-ARMS = 3  # full depth, adaptive, generate
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
+WARM_UP = 2  # pairs that are not counted
+FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
+AUDITED_ROWS = 4  # of the timed requests of a batch size, looked at after the clock
+
+Done = Record | Ints  # what an arm made of a request: its record, or the tokens [rows, new] of one that keeps none
+
+
+@dataclass(frozen=True, eq=False)
+class Requests:
+    """Arm → [pairs] wall-clock ``seconds``, and what the arms emitted and recorded while the clock ran.
+
+    ``prompts``  [pairs] of [rows] prompts, of one length.
+    ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
+    """
+
+    timings: Timings
+    prompts: Sequence[Sequence[Prompt]]
+    done: Mapping[str, Sequence[Done | Sequence[Ints]]]
+    audited: Collection[int]
+
+    @property
+    def seconds(self) -> dict[str, Floats]:
+        return self.timings.seconds
+
+    def by_pair(self) -> dict[str, ByPair]:
+        """Arm → seconds [pairs], as intervals take them."""
+        return {arm: ByPair(seconds) for arm, seconds in self.seconds.items()}
+
+    def skipped(self, arm: str, layers: int) -> float:
+        """Share of blocks, of ``layers`` a token, that the rule of ``arm`` left out where audited pairs decided."""
+        records = [self.done[arm][pair] for pair in self.audited]
+        tokens = [record.tokens for record in records if isinstance(record, Record)]
+        depth = np.concatenate([each.depth[each.phase != PROMPT] for each in tokens])
+        return 1 - float(depth.mean()) / layers
 
 
 class Stopwatch:
@@ -33,18 +78,29 @@ class Stopwatch:
 
     def __init__(self, points: Points):
         self._points, self._subject = points, points.subject
+        self._timed: dict[OperatingPoint, dict[int, Requests]] = {}
 
     @cached_property
     def point(self) -> OperatingPoint:
-        """The point whose speed counts: of those put forward, the one that saves most. F1 says what its quality is."""
+        """Of the points put forward, the one that saves most, whatever its quality is."""
         if not self._subject.loaded.trained:
             return self._points.traces.profile.point(0.0)
         return max(self._points.losses, key=lambda loss: loss.net_reduction).point
 
     @cached_property
-    def timings(self) -> dict[int, Timings]:
-        """Batch size → paired seconds of arms ``full``, ``adaptive`` and ``generate`` on the same fresh prompts."""
-        return {rows: self._timed(rows) for rows in self._subject.budget.batch_sizes}
+    def without_compiled(self) -> str:
+        """Why no compiled baseline runs; empty where one does."""
+        if not tries_compiling(self._subject.study):
+            return (
+                "not tried on a CPU below the budget full: its warm-up takes minutes and its steps gain nothing there"
+            )
+        return self._subject.without_compiling()
+
+    def timed(self, point: OperatingPoint) -> dict[int, Requests]:
+        """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``."""
+        if point not in self._timed:
+            self._timed[point] = {rows: self._race(point, rows) for rows in self._subject.budget.batch_sizes}
+        return self._timed[point]
 
     @cached_property
     def request_shape(self) -> tuple[int, int]:
@@ -63,80 +119,113 @@ class Stopwatch:
         prefill = max(float(np.median(seconds["one"])) - step, 0.0)
         budget = self._subject.budget
         return (
-            (prompt, new) if budget.rank else affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes)
+            (prompt, new)
+            if budget.rank
+            else affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
         )
 
-    def against_full(self, points: Mapping[str, OperatingPoint], rows: int = 1) -> Timings:
-        """Paired seconds of arm ``full`` and of each of ``points`` on the same fresh prompts.
+    @property
+    def arms(self) -> int:
+        """How many are timed side by side at a point."""
+        return 3 if self.without_compiled else 4
+
+    def against_full(self, points: Mapping[str, OperatingPoint], rows: int = 1) -> Requests:
+        """Arm ``full`` and each of ``points`` on the same fresh prompts; every record is kept.
 
         Raises:
             Unsupported: the decoder under test declines one of them.
         """
-        if "full" in points:
-            raise BadArgument("points", sorted(points), "names other than 'full'", "that arm is full depth")
-        length, new = self.request_shape
-        pairs, warm_up = self._subject.budget.pairs, 2
-        prompts = self._subject.prompts(rows * (pairs + warm_up), length)
+        if FULL in points:
+            raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
         with ExitStack() as stack:
-            decoders = {
-                name: stack.enter_context(self._subject.open(point, max_rows=rows))
-                for name, point in {"full": self._subject.full, **points}.items()
-            }
+            decoders = self._open(stack, {FULL: self._subject.full, **points}, rows)
+            arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
+            return self._requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
 
-            def arm(decoder: Decoder) -> Callable[[int], None]:
-                return lambda pair: _run(decoder, prompts[pair * rows : (pair + 1) * rows], new)
+    def _race(self, point: OperatingPoint, rows: int) -> Requests:
+        new, pairs = self.request_shape[1], self._subject.budget.pairs
+        most = min(pairs, max(1, AUDITED_ROWS // rows))
+        looked_at = np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False)
+        with ExitStack() as stack:
+            decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
+            arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
+            arms[GENERATE] = lambda prompts: self._subject.own_greedy(prompts, new)
+            if not self.without_compiled:
+                arms[COMPILED] = lambda prompts: self._subject.own_greedy(prompts, new, compiled=True)
+            return self._requests(arms, rows, sorted(looked_at.tolist()), decoders[FULL])
 
-            return paired(
-                {name: arm(decoder) for name, decoder in decoders.items()},
-                pairs,
-                np.random.default_rng(self._subject.seed),
-                warm_up=warm_up,
-                synchronize=decoders["full"].synchronize,
-            )
+    def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:
+        return {name: stack.enter_context(self._subject.open(point, max_rows=rows)) for name, point in points.items()}
 
-    def _timed(self, rows: int) -> Timings:
-        length, new = self.request_shape
-        warm_up = 2
-        prompts = self._subject.prompts(rows * (self._subject.budget.pairs + warm_up), length)
+    def _requests(
+        self, arms: Mapping[str, Callable[[list[Prompt]], Done]], rows: int, audited: Collection[int], clocked: Decoder
+    ) -> Requests:
+        length, pairs = self.request_shape[0], self._subject.budget.pairs
+        prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
+        batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+        done: dict[str, list[Any]] = {name: [] for name in arms}
+        counted = {WARM_UP + pair for pair in audited}
 
-        def batch(pair: int) -> list[Prompt]:
-            return prompts[pair * rows : (pair + 1) * rows]
+        def timed_arm(name: str) -> Callable[[int], None]:
+            def run(pair: int) -> None:
+                found = arms[name](batches[pair])
+                done[name].append(found if pair in counted else _emitted(found))
 
-        with (
-            self._subject.open(self._subject.full, max_rows=rows) as full,
-            self._subject.open(self.point, max_rows=rows) as adaptive,
-        ):
-            return paired(
-                {
-                    "full": lambda pair: _run(full, batch(pair), new),
-                    "adaptive": lambda pair: _run(adaptive, batch(pair), new),
-                    "generate": lambda pair: _discard(self._subject.own_greedy(batch(pair), new)),
-                },
-                self._subject.budget.pairs,
-                np.random.default_rng(self._subject.seed),
-                warm_up=warm_up,
-                synchronize=full.synchronize,
-            )
+            return run
 
-    @cached_property
-    def row(self) -> dict[str, Any]:
-        """Time and FLOPs of the timed point, prompt included: what ``pointrows`` cannot know of it."""
+        timings = paired(
+            {name: timed_arm(name) for name in arms},
+            pairs,
+            np.random.default_rng(self._subject.seed),
+            warm_up=WARM_UP,
+            synchronize=clocked.synchronize,
+        )
+        kept = {name: found[WARM_UP:] for name, found in done.items()}
+        return Requests(timings, batches[WARM_UP:], kept, audited)
+
+    # ------------------------------------------------------------ after the clock
+
+    def checked(self, point: OperatingPoint, rows: int) -> Finding:
+        """Whether what was emitted at ``rows`` while the clock ran is what every arm claims of it: ``audit.timed``."""
+        timed, new = self.timed(point)[rows], self.request_shape[1]
+        emitted = {arm: [_emitted(found) for found in each] for arm, each in timed.done.items()}
+        finding = lengths(emitted, rows, new)
+        if finding.passed is False:
+            return finding
+        subject, points = self._subject, {FULL: self._subject.full, ADAPTIVE: point}
+        with subject.open(point, max_rows=rows) as decoder:
+            capabilities = decoder.capabilities
+        noisy = max(subject.tolerance, capabilities.logit_noise)
+        tolerance = {arm: noisy if arm in points else subject.tolerance for arm in timed.done}
+        looked_at = None
+        if rows > AUDITED_ROWS and read_from_logits(point):
+            looked_at = np.random.default_rng([subject.seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
+        chosen = [_audited(timed, pair) for pair in timed.audited]
+        return requests(chosen, points, new, subject.lens, tolerance, counted=capabilities.counted, rows=looked_at)
+
+    # ------------------------------------------------------------ what reports say
+
+    def row(self, point: OperatingPoint) -> dict[str, Any]:
+        """Time and FLOPs of a timed point, prompt included: what ``pointrows`` cannot know of it."""
+        ratios = {
+            str(rows): total_ratio(seconds[FULL], seconds[ADAPTIVE]).value
+            for rows, timed in self.timed(point).items()
+            if (seconds := timed.by_pair())
+        }
+        reduction = self._request_reduction(point)
         return {
             "model": self._subject.name,
-            "name": self.point.name,
-            "end_to_end_reduction": self._request_reduction(),
-            "time_ratio": {
-                str(rows): float(np.exp(np.log(t.seconds["full"] / t.seconds["adaptive"]).mean()))
-                for rows, t in self.timings.items()
-            },
+            "name": point.name,
+            "end_to_end_reduction": reduction,
+            "time_ratio": ratios,
         }
 
-    def _request_reduction(self) -> float | None:
+    def _request_reduction(self, timed: OperatingPoint) -> float | None:
         """Share of FLOPs saved in timed requests, prompt and decoding together; None where nothing is counted."""
         length, new = self.request_shape
         prompts = self._subject.prompts(COUNTED_REQUESTS, length)
         totals = []
-        for point in (self._subject.full, self.point):
+        for point in (self._subject.full, timed):
             with self._subject.open(point) as decoder:
                 works = [decoder.generate([prompt], new, frozenset()).work for prompt in prompts]
             if any(work is None for work in works):
@@ -145,43 +234,73 @@ class Stopwatch:
             totals.append(sum(flops(work[0], geometry).total for work in works if work is not None))
         return 1 - totals[1] / totals[0]
 
-    @property
-    def note(self) -> str:
-        """One sentence: what was timed, and the smallest speed-up this budget could have decided."""
+    def note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
+        """One sentence: what was timed, and from which speed-up on this budget decides.
+
+        ``threshold``: the speed-up to exceed. ``legs``: of Holm's family, by which what falsifies is corrected; to
+        survive, every leg stands alone.
+        """
         length, new = self.request_shape
-        reach = []
-        for rows, timing in self.timings.items():
-            ratios = np.log(timing.seconds["full"] / timing.seconds["adaptive"])
-            least = smallest_decidable_speedup(float(ratios.std(ddof=1)), len(ratios), threshold=1.10)
-            own = float(np.exp(np.log(timing.seconds["generate"] / timing.seconds["full"]).mean()))
-            reach.append(f"batch {rows}: decides from {least:.3f}×, own full depth {own:.2f}× generate's speed")
+        said = []
+        for rows, timed in self.timed(point).items():
+            above, below = decidable(timed.seconds, threshold, legs)
+            said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
+        compiled = f"; compiled baseline not run: {self.without_compiled}" if self.without_compiled else ""
         return (
-            f"{self._subject.name}: timed {self.point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self._subject.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; " + "; ".join(reach)
+            f"{self._subject.name}: timed {point.name!r}, {length} prompt + {new} new tokens, "
+            f"{self._subject.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; {'; '.join(said)} "
+            f"(after correction over {legs} legs){compiled}"
         )
 
 
-def by_pair(timings: Timings) -> dict[str, ByPair]:
-    """Arm → seconds [pairs], as intervals take them."""
-    return {arm: ByPair(seconds) for arm, seconds in timings.seconds.items()}
+def tries_compiling(study: Study) -> bool:
+    """Whether a compiled baseline is tried: on an accelerator, or under the largest budget."""
+    return study.device != "cpu" or study.budget.rank == len(BUDGETS) - 1
+
+
+def decidable(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tuple[float, float]:
+    """The smallest true speed-up that is shown above ``threshold``, and the largest that is shown below it, each with a
+    power of 80 %: against that of the baselines beside which the point's time varies most.
+
+    Surviving is tested at 5 % a leg, falsifying at 5 % over ``legs``.
+    """
+    own = seconds[ADAPTIVE] / seconds[ADAPTIVE].mean()
+    spreads = [float((a / a.mean() - own).std(ddof=1)) for arm, a in seconds.items() if arm != ADAPTIVE]
+    up, down = (
+        smallest_decidable_speedup(max(spreads), len(own), threshold=threshold, error=error)
+        for error in (LEVEL, LEVEL / legs)
+    )
+    return up, threshold**2 / down
 
 
 def affordable(
-    prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int]
+    prompt: int, new: int, prefill: float, step: float, pairs: int, batch_sizes: Sequence[int], arms: int
 ) -> tuple[int, int]:
     """(prompt, new) tokens of a request, both shortened alike so that all timed runs take about ``TIMING_SECONDS``.
 
     Prompts cost by the token, so the ``prefill`` seconds of one row count for every row; a ``step`` of a few rows takes
     about as long as one of one row.
     """
-    expected = pairs * ARMS * (sum(batch_sizes) * prefill + len(batch_sizes) * new * step)
+    expected = pairs * arms * (sum(batch_sizes) * prefill + len(batch_sizes) * new * step)
     share = min(1.0, TIMING_SECONDS / expected)
     return max(min(prompt, FEWEST_PROMPT), int(prompt * share)), max(min(new, FEWEST_NEW), int(new * share))
 
 
+def _decoding(decoder: Decoder, new: int) -> Callable[[list[Prompt]], Done]:
+    return lambda prompts: decoder.generate(prompts, new, frozenset())
+
+
 def _run(decoder: Decoder, prompts: Sequence[Prompt], new: int) -> None:
+    """A timed arm returns nothing: a number would be taken as its own measurement."""
     decoder.generate(prompts, new, frozenset())
 
 
-def _discard(_: object) -> None:
-    """A timed arm returns nothing: a number would be taken as its own measurement."""
+def _emitted(done: Done | Sequence[Ints]) -> Sequence[Ints]:
+    return done.emitted if isinstance(done, Record) else list(done)
+
+
+def _audited(timed: Requests, pair: int) -> TimedRequest:
+    done = {arm: found[pair] for arm, found in timed.done.items()}
+    records = {arm: found for arm, found in done.items() if isinstance(found, Record)}
+    emitted = {arm: _emitted(found) for arm, found in done.items() if arm not in records}
+    return TimedRequest(timed.prompts[pair], records, emitted)

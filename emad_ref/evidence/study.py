@@ -6,6 +6,7 @@ Standard library only: importing it loads neither NumPy nor torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 
@@ -71,3 +72,18 @@ class Study:
     limit: int | None = None
     allow_code_execution: bool = False
     journal: Path | None = None
+
+    @property
+    def departures(self) -> list[str]:
+        """What this study asks beyond the usual, as far as it may change a verdict on the same text: ``NAME=VALUE``.
+
+        Corpus, budget and seed are keys of their own; precision is in the fingerprint; a device should change nothing.
+        """
+        given: dict[str, object] = {
+            "allow_code_execution": self.allow_code_execution or None,
+            "limit": self.limit,
+            "margin": self.margin,
+            "profile": None if self.profile is None else sha256(self.profile.read_bytes()).hexdigest()[:16],
+            "tasks": "+".join(sorted(self.tasks)) or None,
+        }
+        return [f"{name}={value}" for name, value in given.items() if value is not None]

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
+from operator import itemgetter
 from typing import Any, TextIO
 
 import numpy as np
 import torch
-from transformers import DynamicCache, EncoderDecoderCache
+from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
@@ -36,7 +38,6 @@ from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
 
-FEWEST_DOCUMENTS = 30  # METHODS, "Level": no document gives more windows than leaves room for so many
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
@@ -165,9 +166,9 @@ class Subject:
 
     def _source(self, split: Split) -> Iterator[Ints]:
         if self.corpus == "random tokens":
-            rng = np.random.default_rng([self.seed, SPLITS.index(split)])
-            while True:
-                longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+            longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
+            for number in count():  # each drawn by itself: what they open with does not depend on the budget
+                rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
             opening = 0 if self.opening is None else self.opening
@@ -177,10 +178,14 @@ class Subject:
             yield np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
-        """At most ``count`` windows, from 30 documents or more where the corpus has them."""
+        """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
+
+        Documents are what intervals resample: the third window of one says less than the first of another.
+        """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
-        each = max(1, count // FEWEST_DOCUMENTS)
-        cut = windows(self.documents(split), self.window, self.opening, count, each)
+        cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
+        if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
+            cut = in_turns(windows(self.documents(split), self.window, self.opening), count)
         return [replace(window, source=self.source) for window in cut]
 
     def bars(self) -> TextIO | None:
@@ -277,13 +282,20 @@ class Subject:
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
     @torch.inference_mode()
-    def own_greedy(self, prompts: Sequence[Prompt], new: int) -> Ints:
-        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length."""
+    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
+        """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
+
+        ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
+        allows that (``compiles``); the first request of a batch size is the one that compiles.
+        """
         model = self.loaded.model
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
         kept, plain = model.generation_config, copy.deepcopy(model.generation_config)
         plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
         plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
+        if compiled:
+            plain.cache_implementation, plain.compile_config = "static", CompileConfig()
+            plain.compile_config._compile_all_devices = True
         model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
         given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
         if self.seq2seq:
@@ -298,6 +310,33 @@ class Subject:
             model.generation_config = kept
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
+
+    def without_compiling(self) -> str:
+        """Why the model's own ``generate`` cannot be compiled here; empty where it was, just now.
+
+        It costs the compilation: a minute or more on a CPU. The first of the tokens asked for comes of the prefill,
+        which is never compiled.
+        """
+        if self.seq2seq:
+            return "an encoder-decoder model: transformers compiles no cache of two kinds"
+        (prompt,) = self.prompts(1, 8)
+        try:
+            self.own_greedy([prompt], 3, compiled=True)
+        except (RuntimeError, ValueError, OSError) as refusal:  # TorchDynamo's, transformers', a missing C++ compiler
+            return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
+        # transformers decides by itself, and falls back to the plain step with no more than a warning
+        return "" if "_compiled_call" in vars(self.loaded.model) else "transformers does not compile this model's steps"
+
+
+def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
+    """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
+    turns: Counter[int] = Counter()
+    placed = []
+    for place, window in enumerate(cut):
+        placed.append((turns[window.document], place, window))
+        turns[window.document] += 1
+    chosen = sorted(placed, key=itemgetter(0))[:count]
+    return [window for _, _, window in sorted(chosen, key=itemgetter(1))]
 
 
 @contextmanager

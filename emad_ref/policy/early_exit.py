@@ -22,6 +22,9 @@ The combined rule is ``jsd_contrast`` with a pruning: the same score among the k
 is no pruning. The paper's wording, by which the kept tokens take the place of the plausibility constraint, is
 ``alpha=0``: then kept tokens that neither layer believes in share in the score, and it rarely grows sure.
 
+The authors' code reads JSD otherwise: its amateurs run from layer 2 on, whatever j is, so that it decides at j itself
+(``amateurs_from``), and what it emits is p_ℓ (``emit="expert"``).
+
 Layers below j that a rule must read are probed under the threshold inf: they cost, and never fire. What is compared
 where stands in ``readout``; this module makes data.
 """
@@ -35,7 +38,7 @@ from dataclasses import dataclass
 from emad_ref.errors import BadArgument
 from emad_ref.point import Confidence, OperatingPoint, ScheduleName
 from emad_ref.policy.thresholds import short
-from emad_ref.signals import SIGNALS, layers_read
+from emad_ref.signals import SIGNALS, SINCE, layers_read
 
 PUBLISHED_LAYERS, PUBLISHED_VOCABULARY = 24, 32_128  # T5-large, on which k* was fitted
 LEAST_KEPT, MOST_KEPT, STEEPNESS = 250, 35_000, 139
@@ -99,12 +102,14 @@ def early_exit(
     alpha_decay: float | None = None,
     emit: str = "contrastive",
     rescale: bool = False,
+    amateurs_from: int | None = None,
 ) -> OperatingPoint:
     """The point of one rule.
 
     ``signal``: of ``CONFIDENCES``. ``layers``, ``vocabulary``: L and |V| of the model. ``minimum``: j.
     ``threshold``: λ; above 1 nothing leaves. ``pruning``: of ``PRUNINGS``. ``decay``: (rate, N), see
     ``OperatingPoint``. ``alpha``, ``alpha_decay``, ``emit``, ``rescale``: of the contrasts, see ``Confidence``.
+    ``amateurs_from``: of JSD without pruning, the first layer that may be contrasted with, below j; None: j itself.
 
     Raises:
         BadArgument: unknown names, a minimum without a layer to decide at, a combination that means nothing.
@@ -114,11 +119,15 @@ def early_exit(
             raise BadArgument(name, value, f"one of {', '.join(known)}")
     if pruning != "none" and minimum >= layers - 1:
         raise BadArgument("minimum", minimum, f"a layer in 1–{layers - 2}", "after it no layer is read but the last")
-    probes, first = layers_read(signal, minimum, layers), minimum + SIGNALS[signal].needs.delay
+    since = minimum if amateurs_from is None else amateurs_from
+    if since != minimum and not (SIGNALS[signal].needs is SINCE and pruning == "none" and 1 <= since < minimum):
+        expected = f"a layer in 1–{minimum - 1}, for jsd_contrast without pruning"
+        raise BadArgument("amateurs_from", amateurs_from, expected, "a race is read from its minimum layer on")
+    probes, first = layers_read(signal, since, layers), max(minimum, since + SIGNALS[signal].needs.delay)
     sizes = PRUNINGS[pruning](minimum, layers, vocabulary)
-    confidence = Confidence(minimum, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
+    confidence = Confidence(since, alpha, alpha_decay, emit, rescale, sizes.kept, sizes.shrink)
     return OperatingPoint(
-        name=_name(signal, pruning, confidence, threshold, schedule, decay),
+        name=_name(signal, pruning, minimum, confidence, threshold, schedule, decay),
         family=signal if pruning == "none" else f"{signal} {pruning}",
         layers=layers,
         ceiling=layers,
@@ -135,6 +144,7 @@ def early_exit(
 def _name(
     signal: str,
     pruning: str,
+    minimum: int,
     confidence: Confidence,
     threshold: float,
     schedule: str,
@@ -144,7 +154,8 @@ def _name(
     parts = [
         (signal.replace("_", " "), True),
         (pruning, pruning != "none"),
-        (f"j={confidence.minimum} λ={short(threshold)}", True),
+        (f"j={minimum} λ={short(threshold)}", True),
+        (f"amateurs from {confidence.minimum}", confidence.minimum != minimum),
         (f"α={short(confidence.alpha)}", SIGNALS[signal].contrasts),
         (f"α′ rate={short(confidence.alpha_decay or 0.0)}", confidence.alpha_decay is not None),
         (confidence.emit, confidence.emit != "contrastive"),

@@ -11,6 +11,7 @@ Every rule here is the same comparison of signal_ℓ with τ_ℓ, with another �
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import RESPONSE, SIGNALS
+
+EXACT_DIGITS = 17  # with so many a float64 reads back as itself
 
 
 def default_probes(layers: int) -> tuple[int, ...]:
@@ -51,6 +54,30 @@ def entropy_matched(
 def short(number: float) -> str:
     """Two decimals where they say it all, else four digits: points of one sweep must not share a name."""
     return f"{number:.2f}" if round(number, 2) == number else f"{number:.4g}"
+
+
+def apart(numbers: Sequence[float]) -> list[str]:
+    """Each number as ``short`` has it, with more digits where two different ones would read as the same value.
+
+    >>> apart([0.3, 0.300001, 0.3, 0.5])
+    ['0.30', '0.300001', '0.30', '0.50']
+    """
+    texts = [short(number) for number in numbers]
+    for digits in range(5, EXACT_DIGITS + 1):
+        read: dict[float, set[float]] = {}  # value as read back → the numbers that it may mean
+        for text, number in zip(texts, numbers, strict=True):
+            read.setdefault(float(text), set()).add(number)
+        texts = [
+            text if float(text) == number or len(read[float(text)]) == 1 else f"{number:.{digits}g}"
+            for text, number in zip(texts, numbers, strict=True)
+        ]
+    return texts
+
+
+def spelled(point: OperatingPoint, margin: str) -> OperatingPoint:
+    """An EMAD point under the name in which its margin is spelled ``margin``."""
+    assert point.margin_nats is not None
+    return replace(point, name=point.name.replace(f"m={short(point.margin_nats)}", f"m={margin}", 1))
 
 
 def fixed_entropy(layers: int, probes: Sequence[int], h0_nats: float) -> OperatingPoint:

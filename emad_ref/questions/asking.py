@@ -18,6 +18,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from emad_ref.errors import BadArgument
 from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.study import Study
 from emad_ref.protocol import Unsupported
@@ -44,6 +45,10 @@ class Named(Protocol):
         """Of the weights."""
 
 
+def _alone(claim: str) -> Asked:
+    raise BadArgument("claim", claim, "a claim of the same run", "only a Docket knows what else a run asks")
+
+
 @dataclass(frozen=True)
 class Asked:
     """What a question is given beside evidence.
@@ -51,12 +56,15 @@ class Asked:
     ``model``       the name that the verdict carries.
     ``rng``         source of resamples, fresh for every question.
     ``other_legs``  gating legs of the run that are decided elsewhere (``company``).
+    ``also``        id → what the question of another claim is given in this run, about the same model: a claim whose
+                    premise is another claim's verdict asks it there, and hears what the report says.
     """
 
     claim: Claim
     model: str
     rng: np.random.Generator
     other_legs: int = 0
+    also: Callable[[str], Asked] = _alone
 
     def not_applicable(self, reason: str) -> Verdict:
         """A premise of the claim is absent."""

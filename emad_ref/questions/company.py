@@ -1,5 +1,6 @@
 """Holm's family: how many gating legs a run decides beside those of the row at hand (METHODS, "Level").
 
+The legs of the row and those of the gating rows of the run share the error of ``falsified``; what survives shares none.
 The family is declared by what the run was asked, not by what ``-k`` or a folder selected: a verdict must not change
 with the company in which it is decided. Counts are upper bounds (a point that saves too little is no leg), hence
 conservative. Exact rows compare integers or bounds of rounding; they have no error to share. A row that does not gate
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -35,7 +37,8 @@ class Docket:
     def asked(self, claim: str, model: str, layers: int) -> Asked:
         """What the question of ``claim`` is given on a model of ``layers`` layers; the generator starts at the seed."""
         rng = np.random.default_rng(self.study.seed)
-        return Asked(self.register[claim], model, rng, self.other_legs(claim, layers))
+        also = partial(self.asked, model=model, layers=layers)
+        return Asked(self.register[claim], model, rng, self.other_legs(claim, layers), also)
 
     def other_legs(self, claim: str, layers: int) -> int:
         """Gating statistical legs of the run outside ``claim``; 0 for a row that does not gate.

@@ -1,6 +1,7 @@
 """EAD-A1: what does the rolling window w do to large-model share and score? (EAD, reading notes, Evaluation)
 
-It reports. It does not apply to weights without quality, nor where the large model is not better on any task.
+Score at equal saving, τ chosen anew for each value; share at the same τ (``one_constant``). It reports. It does not
+apply to weights without quality, nor where the large model is not better on any task.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ TOKENS = (1, 2, 5, 10, 20)
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """Two legs per value of w."""
+    """Two legs per value of w but the one in force."""
     return judged(found, asked)
 
 

@@ -1,6 +1,7 @@
 """EAD-A2: what does the minimum duration d_min do to large-model share and score? (EAD, reading notes, Evaluation)
 
-It reports. It does not apply to weights without quality, nor where the large model is not better on any task.
+Score at equal saving, τ chosen anew for each value; share at the same τ (``one_constant``). It reports. It does not
+apply to weights without quality, nor where the large model is not better on any task.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ TOKENS = (1, 5, 10, 20, 40)
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """Two legs per value of d_min."""
+    """Two legs per value of d_min but the one in force."""
     return judged(found, asked)
 
 

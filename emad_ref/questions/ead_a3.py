@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from emad_ref.decoding.switching import SMALL, Switched
-from emad_ref.evidence.pair.answered import described
+from emad_ref.decoding.switching import SMALL
+from emad_ref.evidence.pair.answered import Answered, described
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.paired import about, nothing_to_route
+from emad_ref.questions.paired import about, nothing_written
+from emad_ref.record import Bools
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import counted, estimated, row
@@ -47,43 +48,39 @@ def decide(found: Found, asked: Asked) -> Verdict:
         f"{name}: of them another than the large model's": (found.wrong, found.decisive_small),
         f"{name}: of its other tokens another than the large model's": (found.calm_wrong, found.calm),
     }
-    legs = [_rate(leg, part.values, whole.values, asked.rng) for leg, (part, whole) in shares.items()]
+    legs = [_rate(leg, part, whole, asked.rng) for leg, (part, whole) in shares.items()]
     return row(asked.claim, asked.model, legs)
 
 
-def _rate(name: str, part: np.ndarray, whole: np.ndarray, rng: np.random.Generator) -> Leg:
-    """Σ part / Σ whole with its interval over items; without one where every item has the same."""
-    seen, unit = whole > 0, "share of tokens"
+def _rate(name: str, part: ByItem, whole: ByItem, rng: np.random.Generator) -> Leg:
+    """Σ part / Σ whole with its interval over items; with a reason instead where every item has the same."""
+    seen, unit = whole.values > 0, "share of tokens"
     if not seen.any():
         return replace(counted(name, 0, 0, unit, "there is no such token"), estimate=None)
-    columns = ByItem(part[seen].astype(float)), ByItem(whole[seen])
-    estimate = mean_rate(*columns, threshold=0.0, rng=rng, unit=unit)
-    if estimate.low == estimate.high:
-        return counted(name, estimate.value, estimate.n, unit, "the same in every item: there is no spread")
-    why = "" if math.isfinite(estimate.low) else "too few items differ to bound it"
-    return estimated(name, estimate, why)
+    estimate = mean_rate(part.among(seen), whole.among(seen), threshold=0.0, rng=rng, unit=unit)
+    return estimated(name, estimate, "" if math.isfinite(estimate.low) else estimate.method)
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:
-    """From the judged run of the rule put forward, on the task most worth routing."""
-    if absent := nothing_to_route(pair, asked):
+    """From the judged run of the rule put forward, on the task most worth routing whose answers are written."""
+    if absent := nothing_written(pair, asked):
         return absent
-    task = pair.rules.tasks[0]
+    task = pair.rules.written[0]
     rule = pair.rules.put_forward(task)
-    (run,) = pair.rules.judged(rule, task).runs
-    assert isinstance(run, Switched)
-    agrees = pair.answers.agreement(run, pair.answers.items(task, "evaluate", pair.size.judged))
+    done = pair.rules.judged(rule, task)
+    agrees = pair.answers.agreement(done, task, "evaluate", pair.size.judged)
     name = f"{task}, {described(rule)}"
-    return about(pair, decide(_found(name, run, agrees, rule.threshold_bits), asked))
+    return about(pair, decide(_found(name, done, agrees, rule.threshold_bits), asked))
 
 
-def _found(name: str, run: Switched, agrees: list[np.ndarray], threshold_bits: float) -> Found:
+def _found(name: str, done: Answered, agrees: list[Bools], threshold_bits: float) -> Found:
     """``agrees``: per item, [emitted] whether the large model would have chosen the same."""
-    high = [bits >= threshold_bits for bits in run.entropy_bits]
-    small = [models == SMALL for models in run.model]
+    high = [walk.entropy_bits >= threshold_bits for walk in done.walks]
+    small = [walk.model == SMALL for walk in done.walks]
 
-    def per_item(*columns: list[np.ndarray]) -> ByItem:
-        return ByItem(np.array([int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)]))
+    def per_item(*columns: list[Bools]) -> ByItem:
+        counts = [int(np.logical_and.reduce(item).sum()) for item in zip(*columns, strict=True)]
+        return done.right.like(np.array(counts))
 
     low, differs = [~item for item in high], [~item for item in agrees]
     return Found(

@@ -1,9 +1,10 @@
 """EAD-A4: would entropy serve better inside speculation than between models? (EAD, reading notes, Insights)
 
-Entropy-gated acceptance against switching, at no more tokens of the large model: of all widths and gates the one of
-highest validation score that leaves it as little as EAD does. A speculated token counts as the large model's where no
-draft stands for it. The verifier reads every draft all the same: FLOPs stand in the table. The row reports. It does not
-apply to weights without quality, nor where the large model is not better on any task.
+Entropy-gated acceptance against switching, at exactly the large model's share that the paper's first saving leaves: of
+all widths and gates, and the large model alone, those on validation's front take turns by items as EAD's rules do
+(``sweep.routing``). A speculated token counts as the large model's where no draft stands for it. The verifier reads
+every draft all the same, so that a share is no saving here: EAD-F1's table has the FLOPs. The row reports. It does not
+apply to weights without quality, nor where the large model is not better on any task, nor where no answer is written.
 """
 
 from __future__ import annotations
@@ -14,93 +15,111 @@ from itertools import product
 
 import numpy as np
 
-from emad_ref.decoding.acceptance import Speculated
+from emad_ref.decoding.switching import LARGE, SwitchingRule
 from emad_ref.evidence.exhibits import Exhibits, Table
-from emad_ref.evidence.pair.answered import described, table_row
+from emad_ref.evidence.pair.answered import Answered, table_row
 from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.rules import Routed
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.paired import about, nothing_to_route
+from emad_ref.questions.paired import about, nothing_written
+from emad_ref.sweep.routing import Routing, front, mixed
+from emad_ref.text.documents import Split
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import accuracy_drop
+from emad_ref.verdict.interval import difference
 from emad_ref.verdict.legs import counted, estimated, row
 from emad_ref.verdict.units import ByItem
 
 WIDTHS = (2, 8)  # k
-GATES = (None, 1.0)  # quantiles of the drafts' entropies: nothing refused is kept; everything is
+GATES = (None, 0.5, 0.8, 1.0)  # quantiles of the drafts' entropies: nothing refused is kept; everything is
 
 Option = tuple[int, float | None]  # k, gate in bits
 
 
 @dataclass(frozen=True)
-class Way:
-    """Right [items] when decoded so, and the share of emitted tokens that the large model wrote."""
-
-    name: str
-    right: ByItem
-    large_share: float
-
-
-@dataclass(frozen=True)
 class Found:
-    """``gated`` None: on ``tried`` validation items every gate leaves the large model more than ``allowed``, the share
-    that EAD leaves it."""
+    """[items] expected scores of switching and of gated speculation where the large model writes the share ``allowed``.
+
+    ``gated`` None: every gate leaves it more. ``ways``: what takes turns in either.
+    """
 
     task: str
-    switched: Way
-    gated: Way | None
     allowed: float
-    tried: int
+    switched: ByItem
+    gated: ByItem | None
+    ways: tuple[str, str]
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """The score lost by gating against switching, and both shares; where no gate is cheap enough, the share alone."""
+    """The score lost by gating against switching at one share; where no gate is cheap enough, the share alone."""
     task, gated, switched = found.task, found.gated, found.switched
     if gated is None:
-        none = f"{task}: no gate leaves the large model as little"
-        return row(asked.claim, asked.model, [counted(none, found.allowed, found.tried, "share of tokens")])
-    lost, n = accuracy_drop(switched.right, gated.right, threshold=0.0), len(gated.right)
+        none = f"{task}: no gate leaves the large model as little as the paper's saving does"
+        return row(asked.claim, asked.model, [counted(none, found.allowed, len(switched), "share of tokens")])
+    lost = difference(switched, gated, threshold=0.0, rng=asked.rng, unit=asked.claim.unit)
+    both = f"speculation ({found.ways[1]}) for EAD ({found.ways[0]})"
     legs = [
-        estimated(f"{task}: score lost by {gated.name} against {switched.name}", lost),
-        counted(f"{task}: {gated.name}: large-model share", gated.large_share, n, "share of tokens"),
-        counted(f"{task}: {switched.name}: large-model share", switched.large_share, n, "share of tokens"),
+        estimated(f"{task}: score lost at a large-model share of {found.allowed:.1%}", lost, both),
+        counted(f"{task}: EAD's score", float(switched.values.mean()), len(switched), "score"),
+        counted(f"{task}: gated speculation's score", float(gated.values.mean()), len(gated), "score"),
     ]
     return row(asked.claim, asked.model, legs)
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:
-    """On the task most worth routing, against the rule put forward; beside it what both cost."""
-    if absent := nothing_to_route(pair, asked):
+    """On the task most worth routing; beside it every way on the fronts and what it costs."""
+    if absent := nothing_written(pair, asked):
         return absent
-    task, exhibits = pair.rules.tasks[0], Exhibits()
-    rule = pair.rules.put_forward(task)
-    switched, allowed = pair.rules.judged(rule, task), pair.rules.validated(rule, task).large_share
-    way, option = Way("EAD", switched.right, switched.large_share), _chosen(pair, task, allowed)
-    gated = None
-    if option is not None:
-        k, gate = option
-        done = pair.answers.speculated(task, "evaluate", pair.size.judged, k=k, gate_bits=gate)
-        name = f"speculative, k = {k}" + ("" if gate is None else f", gate {gate:.3g} bits")
-        gated = Way(name, done.right, done.large_share)
-        rows = [table_row(name, done), table_row(f"EAD, {described(rule)}", switched)]
-        exhibits = Exhibits((Table(f"entropy where speculation diverges, {task}", rows),))
-    return about(pair, decide(Found(task, way, gated, allowed, pair.size.tried), asked), exhibits)
+    task, saving = pair.rules.written[0], pair.savings[0]
+    routed, allowed = pair.rules.routed(task, saving), pair.models.share_for(saving)
+    if routed is None:
+        return about(pair, asked.not_applicable(f"{task}: not even the small model alone saves {saving:.1%}"))
+    options = _front(pair, task)
+    judged = {option: _speculated(pair, task, "evaluate", option) for option in options}
+    least = min(done.large_share for done in judged.values())
+    gated, name = None, ""
+    if least <= allowed:
+        mixture = mixed([done.ran for done in judged.values()], allowed, asked.rng)
+        gated = routed.score.like(mixture.score)
+        p, first, second = mixture.probability, options[mixture.first], options[mixture.second]
+        name = f"{p:.0%} of items by {_called(first)}, {1 - p:.0%} by {_called(second)}"
+    rows = [table_row(_called(option), done) for option, done in judged.items()]
+    rows += [table_row(f"EAD, {pair.rules.called(rule)}", pair.rules.judged(rule, task)) for rule in _taken(routed)]
+    table = Table(f"entropy where speculation diverges, {task}", rows)
+    found = Found(task, allowed, routed.score, gated, (routed.name, name))
+    return about(pair, decide(found, asked), Exhibits((table,)))
 
 
-def _chosen(pair: Pair, task: str, allowed: float) -> Option | None:
-    """Of the options that leave the large model at most ``allowed``, the one of highest validation score."""
-    tried = {
-        (k, gate): pair.answers.speculated(task, "validate", pair.size.tried, k=k, gate_bits=gate, padded=True)
-        for k, gate in product(WIDTHS, _gates_bits(pair, task))
-    }
-    within = {option: run for option, run in tried.items() if run.large_share <= allowed}
-    return max(within, key=lambda option: (within[option].score, -(option[1] or 0.0)), default=None)
+def _taken(routed: Routed) -> list[SwitchingRule]:
+    return [routed.first, routed.second]
+
+
+def _called(option: Option) -> str:
+    k, gate = option
+    if not k:
+        return "the large model alone"
+    return f"speculative, k = {k}" + ("" if gate is None else f", gate {gate:.3g} bits")
+
+
+def _front(pair: Pair, task: str) -> list[Option]:
+    """Widths and gates whose mixtures score best on validation, by falling share; k = 0 drafts nothing."""
+    options: list[Option] = [(0, None), *product(WIDTHS, _gates_bits(pair, task))]
+    tried = [_speculated(pair, task, "validate", option) for option in options]
+    return [options[at] for at in front([Routing(done.large_share, done.score) for done in tried])]
+
+
+def _speculated(pair: Pair, task: str, split: Split, option: Option) -> Answered:
+    (k, gate), count = option, pair.size.tried if split == "validate" else pair.size.judged
+    return pair.answers.gated(k, gate, task, split, count) if k else pair.answers.alone(LARGE, task, split, count)
 
 
 def _gates_bits(pair: Pair, task: str) -> list[float | None]:
-    """Gates from the drafts' entropies on validation; beyond the largest nothing is refused."""
-    runs = pair.answers.speculated(task, "validate", pair.size.tried, padded=True).runs
-    drawn = np.concatenate([run.drafts.entropy_bits for run in runs if isinstance(run, Speculated)])
-    return [None if share is None else math.nextafter(float(np.quantile(drawn, share)), math.inf) for share in GATES]
+    """Gates from the entropies of drafts on validation; beyond the largest of all nothing is refused."""
+    drafts = pair.answers.gated(max(WIDTHS), None, task, "validate", pair.size.tried).entropy_bits
+    most = math.nextafter(math.log2(pair.models.vocabulary), math.inf)
+    return [
+        None if share is None else most if share == 1 else float(np.quantile(np.concatenate(drafts), share))
+        for share in GATES
+    ]
 
 
 QUESTION = Question("EAD-A4", "pair", answer)

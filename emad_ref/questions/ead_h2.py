@@ -1,8 +1,11 @@
 """EAD-H2: what does the headline leave out? A model that takes over reads what it has not seen. (EAD, Abstract)
 
-On the runs of EAD-F1: saved by token share, by tokens processed, by FLOPs executed, all of the large model alone. A
-model that takes over for the first time reads the prompt too: what the large model alone reads once, a pair reads up to
-twice. It does not apply to weights without quality, nor where the large model is not better on any task.
+For each of the paper's savings the rule of the paper's w and d_min (shortened as in EAD-F1) that comes nearest to it on
+validation: saved by token share, by tokens processed, by FLOPs executed, all of the large model alone. A model that
+takes over for the first time reads the prompt too: what the large model alone reads once, a pair reads up to twice.
+
+Nothing here is a score. On the tasks worth routing where there are any; else on the first that is written; where no
+task is at hand, or the weights have no quality, on plain documents.
 """
 
 from __future__ import annotations
@@ -10,14 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
-from emad_ref.decoding.switching import LARGE, MODELS, Switched, SwitchingRule
-from emad_ref.evidence.pair.answered import described
+from emad_ref.decoding.switching import LARGE, MODELS, SMALL, SwitchingRule
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.meters.cost import relative_cost, token_share_cost
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.paired import about, nothing_to_route
+from emad_ref.questions.paired import about
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import counted, row
 
@@ -48,8 +48,7 @@ class Charged:
 
 @dataclass(frozen=True)
 class Found:
-    """``tasks``: task worth routing → the rules that validation chose for the paper's savings. ``parameters``: (small,
-    large)."""
+    """``tasks``: task → one rule for each of the paper's savings. ``parameters``: (small, large)."""
 
     tasks: Mapping[str, tuple[Charged, ...]]
     parameters: tuple[float, float]
@@ -60,8 +59,6 @@ def decide(found: Found, asked: Asked) -> Verdict:
     legs: list[Leg] = []
     for task, rules in found.tasks.items():
         legs += [leg for charged in rules for leg in _lost_by(task, charged, found.parameters)]
-        if not rules:
-            legs.append(counted(f"{task}: rules tried that save as much as the paper's", 0, 0, "rules"))
     return row(asked.claim, asked.model, legs)
 
 
@@ -96,38 +93,37 @@ def _lost_by(task: str, charged: Charged, parameters: tuple[float, float]) -> li
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:
-    """From the rules that EAD-F1 judges: each once, though it may serve both savings."""
-    if absent := nothing_to_route(pair, asked):
-        return absent
-    sizes = pair.models.parameters
+    """Each rule once, though it may be nearest to both savings."""
+    sizes, rules = pair.models.parameters, pair.rules
+    tasks = [] if pair.models.without_quality else rules.written
     found = Found(
-        {task: _rules(pair, task) for task in pair.rules.tasks}, (sizes["small_parameters"], sizes["large_parameters"])
+        {task: _charges(pair, task) for task in tasks or rules.writable[:1]},
+        (sizes["small_parameters"], sizes["large_parameters"]),
     )
     return about(pair, decide(found, asked))
 
 
-def _rules(pair: Pair, task: str) -> tuple[Charged, ...]:
-    chosen = dict.fromkeys(pair.rules.chosen(task, saving) for saving in pair.savings)
-    return tuple(_charged(pair, task, rule) for rule in chosen if rule is not None)
+def _charges(pair: Pair, task: str) -> tuple[Charged, ...]:
+    nearest = dict.fromkeys(pair.rules.nearest(task, saving) for saving in pair.savings)
+    return tuple(_charged(pair, task, rule) for rule in nearest)
 
 
 def _charged(pair: Pair, task: str, rule: SwitchingRule) -> Charged:
     done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
-    (run,) = done.runs
-    assert isinstance(run, Switched)
-    small, large = np.bincount(run.record.tokens.model, minlength=2).tolist()
-    reread = run.catch_up_tokens.tolist()
-    prompts = sum(len(item.prompt) - 1 for item in pair.answers.items(task, "evaluate", pair.size.judged))
+    processed, caught_up = (
+        (sum(getattr(walk, what)(SMALL) for walk in done.walks), sum(getattr(walk, what)(LARGE) for walk in done.walks))
+        for what in ("read", "caught_up")
+    )
     return Charged(
-        described(rule),
+        pair.rules.called(rule),
         len(done.right),
         int(done.emitted.sum()),
         done.large_share,
-        (small, large),
-        prompts + int(alone.emitted.sum()),
-        (reread[0], reread[1]),
+        processed,
+        sum(walk.read(LARGE) for walk in alone.walks),
+        caught_up,
         done.flops,
-        None if run.opening_work is None else pair.models.flops(run.opening_work),
+        None if done.flops is None else pair.models.walked(done.walks, opening=True),
         alone.flops,
     )
 

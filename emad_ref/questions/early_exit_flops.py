@@ -38,6 +38,11 @@ class Pruned:
     before: ByItem
     after: ByItem
 
+    @property
+    def scores_alike(self) -> bool:
+        """Whether pruning changes no item's score: then none could be lost."""
+        return np.array_equal(self.before.values, self.after.values)
+
     def lost(self, threshold: float, rng: np.random.Generator) -> Estimate:
         """Score that pruning costs."""
         return difference(self.before, self.after, threshold=threshold, rng=rng, unit="score lost")
@@ -51,14 +56,14 @@ class Unexited:
     saved: Saving
 
 
-def pruned(exits: Exits, before: str, after: str) -> tuple[Pruned, ...]:
-    """Two rules of ``RULES`` at every task and minimum layer.
+def pruned(exits: Exits, before: str, after: str, settings: Iterable[tuple[str, int]]) -> tuple[Pruned, ...]:
+    """Two rules of ``RULES`` at each (task, minimum layer) of ``settings``.
 
     Raises:
         Unsupported: the decoder under test does not count its work, or declines a rule.
     """
     geometry, found = exits.subject.loaded.geometry, []
-    for task, minimum in exits.settings:
+    for task, minimum in settings:
         first, second = (exits.answered(task, rule, minimum) for rule in (before, after))
         saved = saving(first.costs(geometry), second.costs(geometry))
         found.append(Pruned(f"{task}, j={minimum}", saved, first.exited.score, second.exited.score))

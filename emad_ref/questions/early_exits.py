@@ -17,7 +17,7 @@ from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate, difference, earlier
 from emad_ref.verdict.legs import unseen
 
-EXIT_TASKS = 2  # question → span, dialogue → summary
+EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked chain
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers
 
 
@@ -54,18 +54,51 @@ def on_items(
     return replace(said, exhibits=notes + said.exhibits)
 
 
-def unasked(missing: Mapping[str, str]) -> list[Leg]:
-    """A leg for each task that could not be asked (task → why): unseen is not survived."""
-    return [unseen(task, reason) for task, reason in missing.items()]
+def unasked(missing: Mapping[str, str], unsolved: Mapping[str, str] | None = None) -> list[Leg]:
+    """A leg for each task that could not be asked (task → why): unseen is not survived.
+
+    ``unsolved``: tasks that were asked and do not count, as no exit can cost anything on them.
+    """
+    idle = [premise_absent(task, reason) for task, reason in (unsolved or {}).items()]
+    return [*(unseen(task, reason) for task, reason in missing.items()), *idle]
+
+
+def premise_absent(name: str, reason: str, n: int = 0) -> Leg:
+    """A leg that the data at hand could not falsify, whatever the truth: it takes no part."""
+    return Leg(name, "not applicable", None, None, n, None, "", reason)
+
+
+def untold(name: str, reason: str, n: int = 0) -> Leg:
+    """A leg that the data at hand could not falsify, of a row that must not survive without it."""
+    return Leg(name, "inconclusive", None, None, n, None, "", reason)
+
+
+ACTS = 0.05  # share of depth that a rule must save before a score under it says anything of the rule
+SAME_EXITS = "both exit after the same blocks on every item"
+SAME_SCORES = "both score the same on every item"
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The same items, in the same order, under two rules; ``where``: task and minimum layer, in words."""
+    """The same items, in the same order, under two rules; ``where``: task and minimum layer, in words.
+
+    ``sizes``: how much either keeps of the vocabulary, in words; "" where neither prunes.
+    """
 
     where: str
     ours: Exited
     theirs: Exited
+    sizes: str = ""
+
+    @property
+    def exits_alike(self) -> bool:
+        """Whether both sides decide the same on every item: then neither is earlier, whatever the truth."""
+        return self.ours.exits_as(self.theirs)
+
+    @property
+    def scores_alike(self) -> bool:
+        """Whether both sides have the same score on every item."""
+        return np.array_equal(self.ours.score.values, self.theirs.score.values)
 
     def earlier(self, layers: int, threshold: float, rng: np.random.Generator) -> Estimate:
         """Blocks by which ours exits earlier; ``layers``: of the model."""
@@ -83,16 +116,25 @@ class Contest:
 
 @dataclass(frozen=True)
 class Contested:
-    """``contests``: of a model of ``layers`` blocks; ``missing``: task that could not be asked → why."""
+    """``contests``: of a model of ``layers`` blocks, on tasks that it solves.
+
+    ``missing``: task that could not be asked → why; ``unsolved``: task that was asked and does not count → why.
+    """
 
     contests: tuple[Contest, ...]
     layers: int
     missing: Mapping[str, str] = field(default_factory=dict)
+    unsolved: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, exits: Exits, contests: Iterable[Contest]) -> Contested:
-        """``contests`` of the model of ``exits``, with the tasks that it could not be asked."""
-        return cls(tuple(contests), exits.subject.stepper.layers, exits.missing)
+        """``contests`` of the model of ``exits``, with the tasks that it could not be asked or does not solve."""
+        return cls(tuple(contests), exits.subject.stepper.layers, exits.missing, exits.unsolved)
+
+    @property
+    def left_out(self) -> list[Leg]:
+        """Legs of the tasks without a contest."""
+        return unasked(self.missing, self.unsolved)
 
 
 @dataclass(frozen=True)
@@ -102,14 +144,12 @@ class Readings:
     read: Mapping[str, Read]
 
 
-def contests(exits: Exits, ours: str, *theirs: str) -> Contested:
-    """Rule ``ours`` against each of ``theirs`` at every task and minimum layer; several are told apart by name."""
+def contests(exits: Exits, ours: str, theirs: str) -> Contested:
+    """Rule ``ours`` against ``theirs`` at every minimum layer of every task that the model solves."""
     found = []
-    for task, minimum in exits.settings:
-        for rule in theirs:
-            against = f", against {rule.removeprefix('JSD, ')}" if len(theirs) > 1 else ""
-            sides = (exits.answered(task, each, minimum).exited for each in (ours, rule))
-            found.append(Contest(f"{task}, j={minimum}{against}", *sides))
+    for task, minimum in exits.counting:
+        first, second = (exits.answered(task, rule, minimum).exited for rule in (ours, theirs))
+        found.append(Contest(f"{task}, j={minimum}", first, second))
     return Contested.of(exits, found)
 
 

@@ -3,7 +3,9 @@
 
 Confidence FLOPs meet the threshold, those of the decoder and of the whole model stand beside them; the score is paired
 by item. Where items cannot be decoded, geometry decides alone: scores of random weights say nothing, arithmetic does.
-It does not apply to decoder-only models, nor to one without room for the paper's settings.
+It does not apply to decoder-only models, nor to one without room for the paper's settings. Scores are asked of tasks
+that the model solves; where pruning changes none of them, nothing shows that it costs nothing, and the row does not
+survive.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from emad_ref.questions.early_exit_flops import (
     part_legs,
     pruned,
 )
-from emad_ref.questions.early_exits import EXIT_SETTINGS, on_items, unasked
+from emad_ref.questions.early_exits import EXIT_SETTINGS, SAME_SCORES, on_items, unasked, untold
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import corrected, row, weighed
 
@@ -34,13 +36,15 @@ RULES = "softmax", "softmax, fixed"
 class Found:
     """``never``: a token that never exits, of the model under test; ``papers``: of the paper's.
 
-    ``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why.
+    ``pruned``: () where no item could be decoded. ``missing``: task, or items, that could not be asked → why;
+    ``unsolved``: task that was asked and does not count → why.
     """
 
     never: tuple[Unexited, ...]
     papers: tuple[Unexited, ...]
     pruned: tuple[Pruned, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
+    unsolved: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
@@ -50,13 +54,17 @@ def decide(found: Found, asked: Asked) -> Verdict:
     """
     least, drop = asked.claim.thresholds["flop_ratio"], asked.claim.thresholds["score_drop"]
     legs = [*never_legs(found.never, None if found.pruned else least), *never_legs(found.papers, None)]
-    tests = []
+    tests, beside = [], unasked(found.missing, found.unsolved)
     for each in found.pruned:
         legs += part_legs(each, least)
-        tests.append(weighed(f"{each.where}: score", each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
+        score = f"{each.where}: score"
+        if each.scores_alike:
+            beside.append(untold(score, SAME_SCORES, len(each.before)))
+        else:
+            tests.append(weighed(score, each.lost(drop, asked.rng), "above", drop, asked.claim.minimum))
     if found.pruned:
         legs.sort(key=lambda leg: leg.outcome != "falsified")
-    return row(asked.claim, asked.model, [*legs, *corrected(tests, asked.other_legs), *unasked(found.missing)])
+    return row(asked.claim, asked.model, [*legs, *corrected(tests, asked.other_legs), *beside])
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
@@ -66,7 +74,12 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     if absence is not None and never:
         verdict = decide(Found(never, papers, missing=instead_of_items(absence)), asked)
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
-    return on_items(evidence, asked, lambda: decide(Found(never, papers, pruned(exits, *RULES), exits.missing), asked))
+
+    def judged() -> Verdict:
+        counted = pruned(exits, *RULES, exits.counting)
+        return decide(Found(never, papers, counted, exits.missing, exits.unsolved), asked)
+
+    return on_items(evidence, asked, judged)
 
 
 QUESTION = Question("EE-1", "model", answer, legs=lambda study, layers: EXIT_SETTINGS)

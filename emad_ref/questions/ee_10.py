@@ -1,8 +1,8 @@
 """EE-10: does weighted contrastive confidence exit about as early as softmax response?
 (Early-exit LLMs, Contrastive Decoding, Figures 6 and 7)
 
-A report: the paper does not say how near "about" is. It does not apply to decoder-only models, to random weights, nor
-to a model without room for the paper's settings.
+A report: the paper does not say how near "about" is. It does not apply to decoder-only models, to random weights, to
+a model without room for the paper's settings, nor to a task that the model does not solve.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def decide(found: Contested, asked: Asked) -> Verdict:
     for each in found.contests:
         legs.append(estimated(f"{each.where}: exit", each.earlier(found.layers, 0.0, asked.rng)))
         legs.append(estimated(f"{each.where}: score", each.gained(0.0, asked.rng)))
-    return row(asked.claim, asked.model, legs)
+    return row(asked.claim, asked.model, [*legs, *found.left_out])
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:

@@ -66,7 +66,7 @@ def copies(exits: Exits) -> tuple[Copied, ...]:
             )
             same = np.array([a == b for a, b in zip(copied.texts, exact.texts, strict=True)])
             contest = Contest(f"{task}, {rule}, j={minimum}", copied.exited, exact.exited)
-            found.append(Copied(contest, ByItem(same)))
+            found.append(Copied(contest, copied.exited.score.like(same)))
     return tuple(found)
 
 

@@ -1,68 +1,61 @@
 """EE-15: do JSD contrastive exits improve the score over no exiting? (Early-exit LLMs, Contrastive Decoding)
 
-It does not apply to decoder-only models, to random weights, nor to a model without room for the paper's settings.
+It does not apply to decoder-only models, to random weights, to a model without room for the paper's settings, nor to a
+task that the model does not solve. Where JSD saves less than a twentieth of the depth, or changes no item's score, it
+says nothing of exits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from emad_ref.evidence.exits.gathered import Exits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_SETTINGS, on_items, unasked
+from emad_ref.questions.early_exits import (
+    ACTS,
+    EXIT_SETTINGS,
+    SAME_SCORES,
+    Contest,
+    Contested,
+    on_items,
+    premise_absent,
+)
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import difference
 from emad_ref.verdict.legs import counted, judge_side
-from emad_ref.verdict.units import ByItem
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Of one task: ``full`` at full depth, ``early`` minimum layer → under JSD; the same items in the same order."""
-
-    full: ByItem
-    early: Mapping[int, ByItem]
-
-
-@dataclass(frozen=True)
-class Found:
-    """``scores``: by task; ``missing``: task that could not be asked → why."""
-
-    scores: Mapping[str, Scores]
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
-def decide(found: Found, asked: Asked) -> Verdict:
+def decide(found: Contested, asked: Asked) -> Verdict:
     """One leg per task and minimum layer: score gained over full depth, whose own score stands beside it."""
     least = asked.claim.thresholds["score_gain"]
-    gains, beside = {}, []
-    for task, scores in found.scores.items():
-        full = scores.full
-        beside.append(counted(f"{task}: score at full depth", full.values.mean(), len(full), "score"))
-        for minimum, early in scores.early.items():
-            gain = difference(early, full, threshold=least, rng=asked.rng, unit=asked.claim.unit)
-            gains[f"{task}, j={minimum}"] = gain
-    beside += unasked(found.missing)
+    gains, beside = {}, found.left_out
+    for each in found.contests:
+        full, saved = each.theirs.score, 1 - each.ours.mean_exit / found.layers
+        beside.append(counted(f"{each.where}: score at full depth", full.values.mean(), len(full), "score"))
+        if saved < ACTS:
+            said = f"not exercised: exits save {saved:.1%} of the depth, less than {ACTS:.0%}"
+            beside.append(premise_absent(each.where, said, len(full)))
+        elif each.scores_alike:
+            beside.append(premise_absent(each.where, SAME_SCORES, len(full)))
+        else:
+            gains[each.where] = each.gained(least, asked.rng, asked.claim.unit)
     return judge_side(asked.claim, asked.model, gains, "below", least, other_legs=asked.other_legs, beside=beside)
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From answers under JSD and at full depth."""
     exits = evidence.exits
-    return on_items(evidence, asked, lambda: decide(Found(scores(exits), exits.missing), asked))
+    return on_items(evidence, asked, lambda: decide(Contested.of(exits, against_full(exits)), asked))
 
 
-def scores(exits: Exits) -> dict[str, Scores]:
-    """Of every task that can be asked."""
-    return {
-        task: Scores(
-            exits.under(task, exits.full).exited.score,
-            {minimum: exits.answered(task, "JSD", minimum).exited.score for minimum in exits.minima},
+def against_full(exits: Exits) -> tuple[Contest, ...]:
+    """JSD against full depth at every minimum layer of every task that the model solves."""
+    return tuple(
+        Contest(
+            f"{task}, j={minimum}",
+            exits.answered(task, "JSD", minimum).exited,
+            exits.under(task, exits.full).exited,
         )
-        for task in exits.tasks
-    }
+        for task, minimum in exits.counting
+    )
 
 
 QUESTION = Question("EE-15", "model", answer, legs=lambda study, layers: EXIT_SETTINGS)

@@ -34,8 +34,8 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From answers under softmax response with fixed and with decaying pruning."""
-    rules = "softmax, fixed", "softmax, decaying"
-    return on_items(evidence, asked, lambda: decide(Found(pruned(evidence.exits, *rules)), asked))
+    exits, rules = evidence.exits, ("softmax, fixed", "softmax, decaying")
+    return on_items(evidence, asked, lambda: decide(Found(pruned(exits, *rules, exits.settings)), asked))
 
 
 QUESTION = Question("EE-2", "model", answer)

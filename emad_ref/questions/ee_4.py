@@ -57,7 +57,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     if absence is not None and own:
         verdict = decide(Found(never, missing=instead_of_items(absence)), asked)
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
-    return on_items(evidence, asked, lambda: decide(Found(never, pruned(exits, *RULES)), asked))
+    return on_items(evidence, asked, lambda: decide(Found(never, pruned(exits, *RULES, exits.settings)), asked))
 
 
 QUESTION = Question("EE-4", "model", answer)

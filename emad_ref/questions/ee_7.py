@@ -1,75 +1,166 @@
 """EE-7: do thresholds chosen by Learn-then-Test keep their promise over calibration sets?
 (Early-exit LLMs, Introduction, Eq. (1))
 
-Calibration sets are drawn with replacement from the evaluated items, whose mean loss is then the true risk. The promise
-is a theorem for losses in 0–1 (``sweep.risk``): a falsified row tells of the machine that keeps it. It does not apply
-to decoder-only models, to random weights, nor to a model without room for the paper's settings.
+The promise is about calibration sets, so sets are the unit: no two share an item, for sets drawn again and again from
+the same items agree because of those items. Each set chooses by ``sweep.risk.certify``; the risk of what it chose is
+that of a pool which no set has an item of. A set has broken the promise where its choice is shown to risk more than δ
+there, and kept it where it is shown to risk less, or chose full depth; what the pool leaves open counts against either
+verdict, and so does the chance that the pool misleads.
+
+The promise is a theorem for independent losses in 0–1: a falsified row tells of the machine that keeps it. It cannot
+fail where no threshold on the grid risks more than δ, and is worth little where most sets choose full depth: neither
+survives. It does not apply to decoder-only models, to random weights, nor to a model without room for the settings.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
+from scipy import stats
 
-from emad_ref.evidence.exits.gathered import Exits
-from emad_ref.evidence.exits.tasks import scored
+from emad_ref.evidence.exits.consistency import Consistency
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_TASKS, on_items, unasked
-from emad_ref.record import Floats
-from emad_ref.sweep.risk import Coverage, coverage, textual_consistency
+from emad_ref.questions.early_exits import EXIT_TASKS, on_items, premise_absent, unasked, untold
+from emad_ref.record import Bools, Floats
+from emad_ref.sweep.risk import hoeffding_bentkus, selected
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import share_estimate
-from emad_ref.verdict.legs import counted, judge_side
-from emad_ref.verdict.units import ByItem
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.legs import LEVEL, Tested, corrected, counted, row, weighed
 
-THRESHOLDS = (0.99, 0.9, 0.7, 0.4)  # of softmax response, strict to loose
-DRAWS = 500
-
-
-@dataclass(frozen=True)
-class Promise:
-    """``losses`` [items, λ] difference from the full text in 0–1; ``mean_exit`` [λ] blocks per token.
-
-    ``kept``: how often thresholds chosen on sets drawn from these items kept to the tolerated difference.
-    """
-
-    losses: ByItem
-    mean_exit: Floats
-    kept: Coverage
+THRESHOLDS = (0.99, 0.9, 0.7, 0.4, 0.1)  # of softmax response, strict to loose
+MISLED = 0.01  # chance, over pools, that any threshold is taken for another than it is
+ENOUGH = 0.5  # share of sets that must choose an exit for the promise to be worth something
+NOUN = "calibration sets"
 
 
 @dataclass(frozen=True)
 class Found:
-    """``promises``: by task; ``missing``: task that could not be asked → why."""
+    """``consistency``: by task, of a model of ``layers`` blocks; ``missing``: task that could not be asked → why."""
 
-    promises: Mapping[str, Promise]
+    consistency: Mapping[str, Consistency]
+    layers: int
     missing: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What became of the promise, set by set: numbers of sets.
+
+    ``exiting``: chose a threshold at all. ``broken``, ``safe``: whose choice is shown to risk more than δ, or less.
+    ``seen``: whose choice risks at most δ as the pool has it. ``saved``: blocks per token, mean over sets.
+    """
+
+    sets: int
+    exiting: int
+    broken: int
+    safe: int
+    seen: int
+    saved: float
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
     """One leg per task: the share of calibration sets whose choice kept the promise, against 1 − ε."""
-    delta, least = asked.claim.thresholds["tolerance"], asked.claim.thresholds["coverage"]
-    shares, beside = {}, unasked(found.missing)
-    for task, promise in found.promises.items():
-        held, items = round(promise.kept.held * promise.kept.draws), len(promise.losses)
-        shares[f"{task}, δ={delta:g}"] = share_estimate(held, promise.kept.draws, items, least, asked.claim.unit)
-        beside += _beside(task, promise, asked.claim.unit)
-    return judge_side(asked.claim, asked.model, shares, "below", least, other_legs=asked.other_legs, beside=beside)
+    delta = asked.claim.thresholds["tolerance"]
+    tests: list[Tested] = []
+    beside = unasked(found.missing)
+    for task, each in found.consistency.items():
+        name, (more, less) = f"{task}, δ={delta:g}", shown(each.pool, delta)
+        kept = promised(each, more, less, found.layers, asked)
+        if (leg := _cannot_tell(name, each, more, kept, asked)) is not None:
+            beside.append(leg)
+        else:
+            tests.append(_tested(name, kept, asked))
+        beside += _beside(task, each, kept, asked.claim.unit)
+    return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
-def _beside(task: str, promise: Promise, unit: str) -> list[Leg]:
+def shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
+    """(shown to risk more than ``delta``, shown to risk less), [λ] each, of losses [items, λ] in 0–1.
+
+    Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
+    """
+    n, error = len(pool), MISLED / (2 * pool.shape[1])
+    risky = hoeffding_bentkus((1 - pool).sum(axis=0), n, 1 - delta)
+    safe = hoeffding_bentkus(pool.sum(axis=0), n, delta)
+    return risky <= error, safe <= error
+
+
+def promised(each: Consistency, more: Bools, less: Bools, layers: int, asked: Asked) -> Kept:
+    """Let every set choose, and look the choices up."""
+    delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
+    chosen = [selected(losses, each.mean_exit, layers, tolerance=delta, level=level) for losses in each.sets]
+    exiting = [index for one in chosen if (index := one.certificate.index) is not None]
+    full, risk = len(chosen) - len(exiting), each.pool.mean(axis=0)
+    return Kept(
+        len(chosen),
+        len(exiting),
+        int(more[exiting].sum()),
+        full + int(less[exiting].sum()),
+        full + int((risk[exiting] <= delta).sum()),
+        sum(one.blocks_saved for one in chosen) / max(1, len(chosen)),
+    )
+
+
+def _cannot_tell(name: str, each: Consistency, more: Bools, kept: Kept, asked: Asked) -> Leg | None:
+    """Why these items could not falsify the claim, or let it survive, whatever the truth; None where they could."""
+    delta, items, least = asked.claim.thresholds["tolerance"], len(each.pool), asked.claim.minimum.get("items", 0)
+    if items < least:
+        return untold(name, f"{items} items, at least {least} are needed", items)
+    if not kept.sets:
+        return untold(name, "too few items for a calibration set", items)
+    if kept.broken:
+        return None
+    worst = each.pool.mean(axis=0).max()
+    if worst <= delta:
+        return premise_absent(name, f"no threshold differs by more than {worst:.3f}: nothing could break", items)
+    if not more.any():
+        return untold(name, f"no threshold is shown to differ by more than {delta:g} on {items} items", items)
+    if kept.exiting < ENOUGH * kept.sets:
+        return untold(name, f"{kept.exiting} of {kept.sets} sets certify any exit, half are needed", kept.sets)
+    return None
+
+
+def _tested(name: str, kept: Kept, asked: Asked) -> Tested:
+    """Exact binomial tests over sets, of those that are sure to have kept or broken the promise."""
+    least, whole = asked.claim.thresholds["coverage"], kept.sets - kept.broken
+    low = stats.binomtest(kept.safe, kept.sets, least, alternative="greater")
+    high = stats.binomtest(whole, kept.sets, least, alternative="less")
+    estimate = Estimate(
+        kept.seen / kept.sets,
+        float(stats.binomtest(kept.safe, kept.sets).proportion_ci(0.95, method="exact").low),
+        float(stats.binomtest(whole, kept.sets).proportion_ci(0.95, method="exact").high),
+        kept.sets,
+        min(1.0, float(low.pvalue) + MISLED),
+        min(1.0, float(high.pvalue) + MISLED),
+        asked.claim.unit,
+        f"Clopper–Pearson over {NOUN}, of those whose risk the pool shows",
+        NOUN,
+    )
+    tested = weighed(name, estimate, "below", least, asked.claim.minimum)
+    return Tested(tested.leg, NOUN, lambda error: needed_sets(least))
+
+
+def needed_sets(coverage: float) -> int:
+    """The fewest sets that can show ``coverage``: all keep the promise.
+
+    >>> needed_sets(0.95)
+    63
+    """
+    return math.ceil(math.log(LEVEL - MISLED) / math.log(coverage))
+
+
+def _beside(task: str, each: Consistency, kept: Kept, unit: str) -> list[Leg]:
     """What the promise is worth: whether any exit is chosen, what it saves, and how each threshold differs."""
-    kept, losses = promise.kept, promise.losses
     legs = [
-        counted(f"{task}: sets that chose any exit", kept.below_full, kept.draws, unit),
-        counted(f"{task}: blocks saved per token", kept.blocks_saved, kept.draws, "blocks"),
+        counted(f"{task}: sets that chose any exit", kept.exiting / max(1, kept.sets), kept.sets, unit),
+        counted(f"{task}: blocks saved per token", kept.saved, kept.sets, "blocks"),
     ]
-    for threshold, loss, depth in zip(THRESHOLDS, losses.values.mean(axis=0), promise.mean_exit, strict=True):
+    for threshold, loss, depth in zip(THRESHOLDS, each.pool.mean(axis=0), each.mean_exit, strict=True):
         name, said = f"{task}, λ={threshold:g}: difference from full depth", f"mean exit {depth:.2f}"
-        legs.append(counted(name, loss, len(losses), "D", said))
+        legs.append(counted(name, loss, len(each.pool), "D", said))
     return legs
 
 
@@ -78,39 +169,10 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     exits = evidence.exits
 
     def judged() -> Verdict:
-        promises = {
-            task: promised(*consistency(exits, task), exits.subject.stepper.layers, asked) for task in exits.tasks
-        }
-        return decide(Found(promises, exits.missing), asked)
+        found = {task: exits.consistency(task, THRESHOLDS) for task in exits.tasks}
+        return decide(Found(found, exits.subject.stepper.layers, exits.missing), asked)
 
     return on_items(evidence, asked, judged)
-
-
-def promised(losses: ByItem, mean_exit: Floats, layers: int, asked: Asked) -> Promise:
-    """Choose thresholds on sets as large as the items, drawn from them with replacement."""
-    pool = losses.values
-    kept = coverage(
-        lambda rng: pool[rng.integers(len(pool), size=len(pool))],
-        pool.mean(axis=0),
-        mean_exit,
-        layers,
-        draws=DRAWS,
-        rng=asked.rng,
-        tolerance=asked.claim.thresholds["tolerance"],
-        level=1 - asked.claim.thresholds["coverage"],
-    )
-    return Promise(losses, mean_exit, kept)
-
-
-def consistency(exits: Exits, task: str) -> tuple[ByItem, Floats]:
-    """([items, λ] one minus the score of the early text against the full one, [λ] blocks per token)."""
-    full = exits.under(task, exits.full)
-    early = [exits.answered(task, "softmax", exits.minima[0], threshold) for threshold in THRESHOLDS]
-    dissimilar = [
-        [1 - scored(task, text, [own]) if text != own else 0.0 for text, own in zip(one.texts, full.texts, strict=True)]
-        for one in early
-    ]
-    return ByItem(textual_consistency(np.array(dissimilar).T)), np.array([one.exited.mean_exit for one in early])
 
 
 QUESTION = Question("EE-7", "model", answer, legs=lambda study, layers: EXIT_TASKS)

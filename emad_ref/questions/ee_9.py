@@ -1,11 +1,14 @@
 """EE-9: with JSD, does adaptive pruning exit earlier than fixed and decaying pruning?
 (Early-exit LLMs, Best JSD Pruning Combination, Table 1)
 
-It does not apply to decoder-only models, to random weights, nor to a model without room for the paper's settings.
+It does not apply to decoder-only models, to random weights, to a model without room for the paper's settings, nor to a
+task that the model does not solve; where two prunings exit alike on every item the data could not tell them apart, and
+the leg says how many tokens each keeps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from emad_ref.evidence.exhibits import Table
@@ -13,7 +16,7 @@ from emad_ref.evidence.exits.gathered import Exits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.policy.early_exit import PRUNINGS
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.early_exits import EXIT_SETTINGS, Contested, contests, on_items, unasked
+from emad_ref.questions.early_exits import EXIT_SETTINGS, Contest, Contested, on_items, premise_absent
 from emad_ref.readout.subset import adaptive_size
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import estimated, judge_side
@@ -24,11 +27,14 @@ RIVALS = "JSD, fixed", "JSD, decaying"
 def decide(found: Contested, asked: Asked) -> Verdict:
     """One leg per task, minimum layer and rival: blocks earlier; the score gained stands beside it."""
     least = asked.claim.thresholds["blocks_earlier"]
-    blocks, beside = {}, []
+    blocks, beside = {}, found.left_out
     for each in found.contests:
+        if each.exits_alike:
+            said = f"the prunings exit identically: {each.sizes}"
+            beside.append(premise_absent(f"{each.where}: exit", said, len(each.ours)))
+            continue
         blocks[f"{each.where}: exit"] = each.earlier(found.layers, least, asked.rng)
         beside.append(estimated(f"{each.where}: score", each.gained(0.0, asked.rng)))
-    beside += unasked(found.missing)
     return judge_side(asked.claim, asked.model, blocks, "below", least, other_legs=asked.other_legs, beside=beside)
 
 
@@ -37,28 +43,50 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     exits = evidence.exits
 
     def judged() -> Verdict:
-        return decide(contests(exits, "JSD, adaptive", *RIVALS), asked)
+        return decide(Contested.of(exits, rivals(exits)), asked)
 
     return on_items(evidence, asked, judged, lambda: (sizes(exits),))
 
 
-def sizes(exits: Exits) -> Table:
-    """k of each pruning after the least minimum layer; the adaptive one if nothing, or everything, were sure."""
-    stepper, minimum = exits.subject.stepper, exits.minima[0]
-    layers, vocabulary = stepper.layers, stepper.vocabulary
-    fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))
+def rivals(exits: Exits) -> Iterator[Contest]:
+    """Adaptive against fixed and decaying pruning, with the sizes that each keeps."""
+    stepper = exits.subject.stepper
+    for task, minimum in exits.counting:
+        ours = exits.answered(task, "JSD, adaptive", minimum).exited
+        unsure, sure = adaptive_sizes(minimum, stepper.layers, stepper.vocabulary)
+        for rival in RIVALS:
+            name = rival.removeprefix("JSD, ")
+            kept = PRUNINGS[name](minimum, stepper.layers, stepper.vocabulary).kept
+            sizes = f"k = {unsure}–{sure} (adaptive) and {', '.join(map(str, kept))} ({name})"
+            theirs = exits.answered(task, rival, minimum).exited
+            yield Contest(f"{task}, j={minimum}, against {name}", ours, theirs, sizes)
+
+
+def adaptive_sizes(minimum: int, layers: int, vocabulary: int) -> tuple[int, int]:
+    """k of the adaptive pruning if nothing, and if everything, were sure."""
     shrink = PRUNINGS["adaptive"](minimum, layers, vocabulary).shrink
     assert shrink is not None, "the adaptive rule shrinks"
-    rows: list[dict[str, Any]] = [
-        {
-            "layer": minimum + 1 + i,
-            "fixed": fixed[i],
-            "decaying": decaying[i],
-            "adaptive, unsure": adaptive_size(vocabulary, shrink, 0.0),
-            "adaptive, sure": adaptive_size(vocabulary, shrink, 1.0),
-        }
-        for i in range(len(fixed))
-    ]
+    return adaptive_size(vocabulary, shrink, 0.0), adaptive_size(vocabulary, shrink, 1.0)
+
+
+def sizes(exits: Exits) -> Table:
+    """k of each pruning after every minimum layer; the adaptive one if nothing, or everything, were sure."""
+    layers, vocabulary = exits.subject.stepper.layers, exits.subject.stepper.vocabulary
+    rows: list[dict[str, Any]] = []
+    for minimum in exits.minima:
+        fixed, decaying = (PRUNINGS[name](minimum, layers, vocabulary).kept for name in ("fixed", "decaying"))
+        unsure, sure = adaptive_sizes(minimum, layers, vocabulary)
+        rows += [
+            {
+                "j": minimum,
+                "layer": minimum + 1 + i,
+                "fixed": fixed[i],
+                "decaying": decaying[i],
+                "adaptive, unsure": unsure,
+                "adaptive, sure": sure,
+            }
+            for i in range(len(fixed))
+        ]
     return Table("tokens kept by pruning, per layer", rows)
 
 

@@ -1,8 +1,10 @@
 """EMAD-E4: do top-K and low-rank estimators keep the entropy ranking of the full softmax? (EMAD, Method)
 
-Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by document: the paper's two
-estimators decide, the linear probe, which is ours, is listed beside. It does not apply to weights without quality, nor
-behind a decoder for which replay does not speak: what its probes would read is then not what was compared.
+At the sizes the paper means (``Estimates.paper``): K of 32 and 128 or small shares of V, r ≤ d/8; half of d would say
+nothing. Uncorrected estimates against full entropies of the same tokens, probe by probe, resampled by document: the
+paper's two estimators decide at every size, the linear probe, which is ours, is listed beside. It does not apply to
+weights without quality, nor behind a decoder for which replay does not speak: what its probes would read is then not
+what was compared.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.evidence.estimates import READ
+from emad_ref.evidence.estimates import PAPER_KS, PAPER_RANKS, READ
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.point import Estimator
@@ -25,12 +27,12 @@ from emad_ref.verdict.interval import Estimate, rank_correlation
 from emad_ref.verdict.legs import estimated, judge_side
 from emad_ref.verdict.units import DocumentOf
 
-ESTIMATORS = 2  # top-K and low-rank
+ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One estimator: uncorrected estimates [tokens, probes], nats. ``listed``: not the paper's, and so reports only."""
+    """Uncorrected estimates [tokens, probes] of one estimator and size, nats. ``listed``: ours, and so reports only."""
 
     estimator: str
     nats: Floats
@@ -48,7 +50,7 @@ class Found:
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """A leg per estimator and probe: Spearman's ρ against the threshold."""
+    """A leg per estimator, size and probe: Spearman's ρ against the threshold."""
     threshold = asked.claim.thresholds["spearman"]
     legs: dict[str, Estimate] = {}
     beside: list[Leg] = []
@@ -65,7 +67,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
-    """Estimators fitted on two splits, read on the first windows of the third; beside it what they err and change."""
+    """Estimators fitted on two splits, read on documents of the third; beside it what they err and change."""
     if absent := quality_premise(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     estimates = evidence.estimates
@@ -82,10 +84,13 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 def agreement_rows(evidence: Evidence, full: Floats, read: Mapping[Estimator, Floats]) -> list[dict[str, Any]]:
     """RMSE after correction, and the share of exit decisions at τ = mean H that would change."""
     targets = [(float(target),) for target in evidence.traces.profile.targets_nats]
+    vocabulary, width = evidence.subject.stepper.unembedding.shape
     return [
         {
             "estimator": row.estimator.name,
             "layer": row.probe,
+            "K / V": row.estimator.k / vocabulary if row.estimator.k else None,
+            "r / d": row.estimator.rank / width if row.estimator.rank else None,
             "ρ": row.spearman,
             "bias, nats": row.bias_nats,
             "RMSE, nats": row.rmse_nats,

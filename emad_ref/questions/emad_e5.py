@@ -1,7 +1,9 @@
-"""EMAD-E5: is the block compute of a run E[D_t] / L of full depth's, exactly? (EMAD, Method, Complexity and speedup)
+"""EMAD-E5: does a run execute E[D_t] / L of full depth's blocks, exactly? (EMAD, Method, Complexity and speedup)
 
-By the decoder's own count of what it executed while decoding, prompt left out. Weights need not mean anything. It does
-not apply to a decoder that does not count its work.
+Blocks, not FLOPs: attention costs more the longer the text, and readouts and repair come on top; those are EMAD-F1's
+and EMAD-E3's matter. By the decoder's own count of what it executed while decoding, prompt left out. Weights need not
+mean anything. It does not apply to a decoder that does not count its work, nor where depth never fell: any decoder
+runs all blocks then.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.record import Ints
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.exact import judge_exact
+from emad_ref.verdict.legs import counted, row
 
 REQUESTS, NEW, LENGTH = 2, 24, 8  # tokens of a request: new ones, and of its prompt
 
@@ -33,12 +36,18 @@ class Found:
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """Equal as integers, and as shares of full depth."""
-    errors = {
-        "counted blocks = Σ D_t": np.abs(found.executed - found.decided).astype(float),
-        "counted share = E[D_t]/L": np.abs(found.executed / found.full - found.decided / found.full),
-    }
-    return judge_exact(asked.claim, asked.model, errors, 0.0)
+    """Equal as integers, request by request; the share of full depth's blocks is listed."""
+    errors = {"executed blocks = Σ D_t": np.abs(found.executed - found.decided).astype(float)}
+    verdict = judge_exact(asked.claim, asked.model, errors, 0.0)
+    if not found.full.sum():
+        return verdict
+    if verdict.verdict == "survived" and found.decided.sum() == found.full.sum():
+        return asked.not_applicable("depth never fell in these requests: any decoder runs all blocks then")
+    shares = [
+        counted(name, blocks.sum() / found.full.sum(), len(found.full), "share of full depth's blocks")
+        for name, blocks in (("executed", found.executed), ("E[D_t] / L", found.decided))
+    ]
+    return row(asked.claim, asked.model, [*verdict.legs, *shares])
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
@@ -47,11 +56,11 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
         if not decoder.capabilities.counted:
             reason = "the decoder does not count its work"
             return Answer(asked.not_applicable(reason), fingerprint=evidence.fingerprint)
-        found = counted(evidence, decoder)
+        found = blocks_of(evidence, decoder)
     return Answer(decide(found, asked), fingerprint=evidence.fingerprint)
 
 
-def counted(evidence: Evidence, decoder: Decoder) -> Found:
+def blocks_of(evidence: Evidence, decoder: Decoder) -> Found:
     """What ``decoder`` executed and decided while it continued openings of the run's text."""
     executed, decided, full = [], [], []
     for prompt in evidence.subject.prompts(REQUESTS, LENGTH):

@@ -1,8 +1,11 @@
 """EMAD-E7: without the monotone constraint, does backfill leave no speed-up? (EMAD, Ablations: schedule constraint)
 
 The same rule under three repairs, timed against full depth: the two exact ones decide, state copying, which is not, is
-listed beside. FLOPs and quality stand beside only where weights mean something and replay speaks for the decoder under
-test; time needs neither. It does not apply to a decoder that declines a schedule.
+listed beside, and so is the same rule under the monotone schedule, which owes no repair. FLOPs and quality stand beside
+only where weights mean something and replay speaks for the decoder under test; time needs neither.
+
+It does not apply where the rule hardly leaves a block out: then nothing is owed, and nothing could be faster. Nor to a
+decoder that declines a schedule. The time of a mix of requests is their total (``interval.total_ratio``).
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.sweep.losses import loss_table
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import log_ratio, perplexity_rise
+from emad_ref.verdict.interval import perplexity_rise, total_ratio
 from emad_ref.verdict.legs import counted, estimated, judge_side
 from emad_ref.verdict.units import ByDocument, ByPair
 
 EXACT: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}
-COPYING = "state copying"
+COPYING, MONOTONE = "state copying", "monotone"
+LEAST_SKIPPED = 0.05  # share of blocks that the rule must leave out for its repair to be a question
 DECODED, DECODED_TOKENS = 32, 32  # documents, and tokens of each, on which state copying is scored
 
 
@@ -38,14 +42,17 @@ class Copied:
 
 @dataclass(frozen=True)
 class Found:
-    """Seconds [pairs] of full depth, of the rule under each exact repair, and under state copying.
+    """Seconds [pairs] of full depth, of the rule under each exact repair, under state copying, and kept monotone.
 
+    ``skipped``: share of blocks left out of decided tokens before anything is repaired.
     ``net_reductions``: share of FLOPs saved by exact repair, as replayed; empty where replay says nothing.
     """
 
     full: ByPair
     exact: Mapping[str, ByPair]
     copying: ByPair
+    monotone: ByPair
+    skipped: float
     net_reductions: Mapping[str, float] = field(default_factory=dict)
     quality: Copied | None = None
 
@@ -53,14 +60,22 @@ class Found:
 def decide(found: Found, asked: Asked) -> Verdict:
     """A leg per exact repair: how many times faster than full depth it is."""
     threshold = asked.claim.thresholds["speedup_ratio"]
-    ratios = {name: log_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}
-    beside = [estimated(COPYING, log_ratio(found.full, found.copying, threshold=threshold))]
+    ratios = {name: total_ratio(found.full, seconds, threshold=threshold) for name, seconds in found.exact.items()}
+    beside = [
+        estimated(name, total_ratio(found.full, seconds, threshold=threshold))
+        for name, seconds in ((COPYING, found.copying), (MONOTONE, found.monotone))
+    ]
+    beside.append(counted("blocks left out", found.skipped, len(found.full), "share of blocks"))
     beside += [
         counted(f"{name}: FLOPs", saved, 1, "net FLOP reduction") for name, saved in found.net_reductions.items()
     ]
     if found.quality is not None:
         sums = found.quality.copied, found.quality.exact, found.quality.tokens
         beside.append(estimated(f"{COPYING}: perplexity", perplexity_rise(*sums, threshold=0.0, rng=asked.rng)))
+    if found.skipped < LEAST_SKIPPED:
+        reason = f"the rule leaves out {100 * found.skipped:.1f} % of blocks: there is next to nothing to repair"
+        numbers = [estimated(name, ratio) for name, ratio in ratios.items()]
+        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
     return judge_side(asked.claim, asked.model, ratios, "above", threshold, other_legs=asked.other_legs, beside=beside)
 
 
@@ -69,11 +84,15 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     rule = evidence.stopwatch.point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
-    seconds = {
-        name: ByPair(column)
-        for name, column in evidence.stopwatch.against_full(exact | {COPYING: copying}).seconds.items()
-    }
-    found = Found(seconds["full"], {name: seconds[name] for name in exact}, seconds[COPYING])
+    requests = evidence.stopwatch.against_full(exact | {COPYING: copying, MONOTONE: rule})
+    seconds = requests.by_pair()
+    found = Found(
+        seconds["full"],
+        {name: seconds[name] for name in exact},
+        seconds[COPYING],
+        seconds[MONOTONE],
+        requests.skipped(next(iter(exact)), evidence.subject.stepper.layers),
+    )
     exhibits = Exhibits()
     if not evidence.subject.without_quality:
         if refusal := evidence.bridging.refusal:

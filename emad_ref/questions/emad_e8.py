@@ -22,7 +22,7 @@ from emad_ref.evidence.pair.timing import speculating
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.interval import total_ratio
 from emad_ref.verdict.legs import counted, estimated, row
 
 CHECKED = 4  # prompts on which the output is compared token by token
@@ -47,7 +47,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     for name in sorted(found.arms):  # adaptive depth first: the row quotes its first leg
         arm = found.arms[name]
         legs += [
-            estimated(f"{name}: speed against none", log_ratio(found.arms[NONE].seconds, arm.seconds)),
+            estimated(f"{name}: speed against none", total_ratio(found.arms[NONE].seconds, arm.seconds)),
             speed_leg(name, found.new, arm.seconds),
             acceptance_leg(name, arm.accepted),
             counted(f"{name}: rows whose output is the verifier's own", found.same, found.same, "rows, up to ties"),

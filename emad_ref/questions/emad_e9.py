@@ -1,8 +1,14 @@
 """EMAD-E9: does uncertainty fall as the context grows, so that depth that never rises is a fair bias? (EMAD, Method)
 
-Entropy of the last layer over log₂ of the position. Beside it the depth each token would take were it free to rise, and
-how often that exceeds what the monotone constraint allows. Depths are replayed: it does not apply to weights without
-quality, nor behind a decoder for which replay does not speak.
+Two legs, both within documents. The slope of the last layer's entropy over log₂ of the position, each document's own
+mean removed: long easy documents would make one of their own. And what the slope is said for: of the tokens that stay
+hard, how many come only after depth has fallen below what they would take (``hard_above_cap``)? A text may grow easier
+on average and still ask for depth when it is gone; then the constraint is no fair bias, whatever the slope.
+
+Beside them the depth each token would take were it free to rise, and how often any token's exceeds the cap. Depths are
+replayed at the calibrated default: it does not apply to weights without quality, nor behind a decoder for which replay
+does not speak. Where no token is hard, or depth hardly falls, nothing can come too late: the second leg is unmeasured,
+and the row does not survive.
 """
 
 from __future__ import annotations
@@ -16,46 +22,80 @@ from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.premises import quality_premise
-from emad_ref.record import Floats
-from emad_ref.replay import depths
-from emad_ref.sweep.diagnostics import above_cap, along
-from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import mean_rate, position_slope
-from emad_ref.verdict.legs import estimated, judge_side
+from emad_ref.record import Bools, Floats
+from emad_ref.sweep.diagnostics import along, bound_and_free
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.interval import mean_rate, slope_within_documents
+from emad_ref.verdict.legs import Tested, corrected, estimated, row, unseen, weighed
 from emad_ref.verdict.units import ByDocument, DocumentOf
+
+HARD_LEG = "hard tokens that come after depth has fallen below what they would take"
+EXERCISED = 0.05  # share of blocks that must be left out for depth to have fallen at all (METHODS: a task counts)
 
 
 @dataclass(frozen=True)
 class Found:
     """Per token [tokens]: log₂ of its position, entropy of the last layer in nats, depth if free, its document.
 
-    Per document [documents]: ``above_cap`` tokens whose free depth exceeds the monotone cap, and all ``tokens``.
+    ``above_cap`` bool [tokens]: its free depth exceeds what the monotone constraint allows.
+    ``blocks_saved``: share of blocks that the monotone rule leaves out.
     """
 
     doublings: Floats
     entropy_nats: Floats
     free_depth: Floats
+    above_cap: Bools
     document: DocumentOf
-    above_cap: ByDocument
-    tokens: ByDocument
+    blocks_saved: float
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """One leg: the slope of entropy; depth and the cap report."""
-    threshold, rng = asked.claim.thresholds["slope_nats"], asked.rng
-    entropy = position_slope(
-        found.doublings, found.entropy_nats, found.document, threshold=threshold, rng=rng, unit=asked.claim.unit
-    )
-    free = position_slope(
-        found.doublings, found.free_depth, found.document, threshold=0.0, rng=rng, unit="layers per doubling"
-    )
-    capped = mean_rate(found.above_cap, found.tokens, threshold=0.0, rng=rng, unit="share of tokens")
-    beside = [
-        estimated("unconstrained exit depth", free),
+    """Legs: the slope of entropy, and the share of hard tokens above the cap; depth and the share of all report."""
+    tests, beside = [_slope(found, asked)], _beside(found, asked)
+    if reason := _why_none_is_late(found, asked):
+        beside.insert(0, unseen(HARD_LEG, reason))
+    else:
+        tests.append(_late(found, asked))
+    return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
+
+
+def _slope(found: Found, asked: Asked) -> Tested:
+    most = asked.claim.thresholds["slope_nats"]
+    columns = found.doublings, found.entropy_nats, found.document
+    slope = slope_within_documents(*columns, threshold=most, rng=asked.rng, unit=asked.claim.unit)
+    return weighed("entropy of the last layer, within documents", slope, "above", most, asked.claim.minimum)
+
+
+def _why_none_is_late(found: Found, asked: Asked) -> str:
+    """Why no hard token could have come too late, whatever the text; empty where one could."""
+    least_nats = asked.claim.thresholds["hard_nats"]
+    if not (found.entropy_nats > least_nats).any():
+        return f"no token is above {least_nats:g} nats at the last layer: none can come too late"
+    if found.blocks_saved < EXERCISED:
+        return f"depth hardly falls: {100 * found.blocks_saved:.1f} % of blocks are left out, so none can come too late"
+    return ""
+
+
+def _late(found: Found, asked: Asked) -> Tested:
+    """Of the hard tokens of each document, those above the cap; documents without a hard token say nothing."""
+    most, hard = asked.claim.thresholds["hard_above_cap"], found.entropy_nats > asked.claim.thresholds["hard_nats"]
+    document = DocumentOf(found.document.number[hard])
+    late = ByDocument.summed(found.above_cap[hard].astype(np.int64), document)
+    all_hard = ByDocument.summed(np.ones(len(document), dtype=np.int64), document)
+    share = mean_rate(late, all_hard, threshold=most, rng=asked.rng, unit="share of hard tokens")
+    return weighed(HARD_LEG, share, "above", most, asked.claim.minimum)
+
+
+def _beside(found: Found, asked: Asked) -> list[Leg]:
+    columns = found.doublings, found.free_depth, found.document
+    free = slope_within_documents(*columns, threshold=0.0, rng=asked.rng, unit="layers per doubling")
+    above = ByDocument.summed(found.above_cap.astype(np.int64), found.document)
+    tokens = ByDocument.summed(np.ones(len(found.document), dtype=np.int64), found.document)
+    capped = mean_rate(above, tokens, threshold=0.0, rng=asked.rng, unit="share of tokens")
+    return [
+        estimated("unconstrained exit depth, within documents", free),
         estimated("share of tokens whose unconstrained depth exceeds the monotone cap", capped),
     ]
-    legs = {"entropy of the last layer": entropy}
-    return judge_side(asked.claim, asked.model, legs, "above", threshold, other_legs=asked.other_legs, beside=beside)
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
@@ -63,13 +103,14 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     if absent := quality_premise(evidence, asked):
         return Answer(absent, evidence.corpus, evidence.fingerprint)
     traces, trace = evidence.traces, evidence.traces.evaluation
+    bound, free = bound_and_free(trace, traces.profile.point(0.0))
     found = Found(
         doublings=np.log2(trace.position + 1.0),
         entropy_nats=trace.entropy_nats[:, -1].astype(np.float64),
-        free_depth=depths(trace, traces.profile.point(0.0, "free_eager")).astype(np.float64),
+        free_depth=free.astype(np.float64),
+        above_cap=free > bound,
         document=traces.tokens,
-        above_cap=traces.by_document(above_cap(trace, traces.profile.point(0.0)) * trace.lengths),
-        tokens=traces.lengths,
+        blocks_saved=float(1 - bound.mean() / trace.layers),
     )
     table = Table(f"depth by position on {evidence.corpus}", by_position(evidence), "depth by position")
     return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, Exhibits((table,)))
@@ -89,4 +130,4 @@ def by_position(evidence: Evidence) -> list[dict[str, Any]]:
     ]
 
 
-QUESTION = Question("EMAD-E9", "model", answer, legs=lambda study, layers: 1)
+QUESTION = Question("EMAD-E9", "model", answer, legs=lambda study, layers: 2)

@@ -1,8 +1,9 @@
 """EMAD-N1: do joules per generated token fall? (CLAIMS; the paper itself reports latency and FLOPs only)
 
 Windows of the device's own counter in pairs (``meters.energy``), requests of the same shape as those timed; every batch
-size is a leg. Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees
-one of several devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
+size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of requests.
+Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees one of several
+devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.interval import total_ratio
 from emad_ref.verdict.legs import judge_side
 from emad_ref.verdict.units import ByPair
 
@@ -51,7 +52,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
         return asked.unmeasured(found.unmeasured)
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
-        f"batch {rows}": replace(log_ratio(joules.adaptive, joules.full, threshold=most), unit=claim.unit)
+        f"batch {rows}": replace(total_ratio(joules.adaptive, joules.full, threshold=most), unit=claim.unit)
         for rows, joules in found.batches.items()
     }
     return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)

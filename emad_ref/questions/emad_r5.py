@@ -1,8 +1,17 @@
 """EMAD-R5: is EMAD a better use of a large model than speculative decoding, which is lossless? (EMAD, Experiments)
 
-EMAD of the large model at its calibrated default; the small model drafts for the same large model. Beside it, without
-judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The same exits, no second
-model, no loss. It does not apply to weights without quality.
+EMAD of the large model, at a point that EMAD-F1 lets stand (as EMAD-F2 times one); the small model drafts for the same
+large model. Both sides spend the same where that can be: full depth belongs to EMAD's family, and a mixture that gives
+a request to the point with probability w, to full depth otherwise, is itself a decoder. Where speculation saves less
+than the point, w makes their FLOPs equal, and time and accuracy are the mixture's. Where speculation saves nothing, or
+more than the point, no mixture spends as much, and the point is compared as it is; FLOPs stand beside.
+
+Accuracy is judged on every task that counts at the point (``verdict.counting``), each a leg. Where none does, nothing
+could be lost, and the row does not apply; nor does it where F1 lets no point stand, or to weights without quality. The
+times are then listed as numbers.
+
+Beside it, without judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The same
+exits, no second model, no loss. The time of a mix of requests is their total (``interval.total_ratio``).
 """
 
 from __future__ import annotations
@@ -10,15 +19,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from emad_ref.decoding.switching import LARGE
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.emad_f2 import usable
 from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed_leg
+from emad_ref.text import world
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import accuracy_drop, log_ratio
-from emad_ref.verdict.legs import corrected, estimated, row, weighed
-from emad_ref.verdict.units import ByItem
+from emad_ref.verdict.counting import TaskAt
+from emad_ref.verdict.interval import Estimate, accuracy_drop, total_ratio
+from emad_ref.verdict.legs import corrected, counted, estimated, row, weighed
+from emad_ref.verdict.units import ByPair
 
 LOSSLESS = ("speculative", "self-speculative")
 ARMS = ("large", "EMAD", *LOSSLESS)
@@ -29,58 +40,116 @@ class Found:
     """``arms``: those of ``ARMS`` that could be timed, on the same requests of ``new`` tokens. ``point``: EMAD's name;
     ``exit_layer``: after which the large model drafts for itself, None where it cannot.
 
-    ``full``, ``adaptive``: right [items] of ``task`` at full depth and at the point.
+    ``tasks``: those of the large model, whether or not they count. ``unusable``: why no speed-up of the point counts.
     """
 
     arms: Mapping[str, Raced]
     new: int
     point: str
     exit_layer: int | None
-    task: str
-    full: ByItem
-    adaptive: ByItem
+    tasks: Mapping[str, TaskAt]
+    unusable: str = ""
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """A leg for time against speculation, one for accuracy; self-speculation, acceptance and FLOPs only report."""
-    claim, point = asked.claim, found.point
+    """A leg for time against speculation, one for accuracy on each counting task; everything else only reports."""
+    claim, weight = asked.claim, share_at_point(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
-    emad, speculative = found.arms["EMAD"], found.arms["speculative"]
-    speed = log_ratio(speculative.seconds, emad.seconds, threshold=fastest)
-    drop = accuracy_drop(found.full, found.adaptive, threshold=most)
-    tests = [
-        weighed(f"{point} against speculation, k = {DRAFTED}", speed, "below", fastest, claim.minimum),
-        weighed(f"{point}: accuracy on {found.task}", drop, "above", most, claim.minimum),
+    name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
+    emad, speculative = _mixed(found.arms, weight), found.arms["speculative"]
+    speed = total_ratio(speculative.seconds, emad, threshold=fastest)
+    against = f"{name} against speculation, k = {DRAFTED}"
+    drops = {task: _drop(held, weight, most) for task, held in found.tasks.items() if held.counts}
+    beside = [*_idle(found), *_beside(found, emad)]
+    if reason := found.unusable or _nothing_to_lose(found):
+        numbers = [estimated(against, speed, threshold=fastest)]
+        return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
+    tests = [weighed(against, speed, "below", fastest, claim.minimum)]
+    tests += [
+        weighed(f"{name}: accuracy on {task}", drop, "above", most, claim.minimum) for task, drop in drops.items()
     ]
-    beside = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
-    if own := found.arms.get("self-speculative"):
-        name = f"{point} against self-speculation after layer {found.exit_layer}, k = {DRAFTED}"
-        beside.append(estimated(name, log_ratio(own.seconds, emad.seconds)))
-    beside += [leg for name in LOSSLESS if name in found.arms for leg in _drafted(name, found.arms[name], emad)]
     return row(claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
+def share_at_point(arms: Mapping[str, Raced]) -> float:
+    """w: the share of requests at the point that makes EMAD's FLOPs speculation's; 1 where no share does.
+
+    Full depth costs F, the point E, speculation S: w E + (1 − w) F = S.
+    """
+    spent = [arms[name].spent for name in ("large", "EMAD", "speculative")]
+    if any(column is None for column in spent):
+        return 1.0
+    full, point, speculation = (float(column.values.sum()) for column in spent if column is not None)
+    return (full - speculation) / (full - point) if point < speculation < full else 1.0
+
+
+def _mixed(arms: Mapping[str, Raced], weight: float) -> ByPair:
+    """Expected seconds [pairs] of the mixture."""
+    point, full = arms["EMAD"].seconds, arms["large"].seconds
+    return point if weight == 1 else point.like(weight * point.values + (1 - weight) * full.values)
+
+
+def _drop(held: TaskAt, weight: float, most: float) -> Estimate:
+    """Of the mixture: it loses ``weight`` of what the point loses, and stands to ``most`` as the point to most / w."""
+    drop = accuracy_drop(held.full, held.adaptive, threshold=most / weight)
+    return replace(drop, value=weight * drop.value, low=weight * drop.low, high=weight * drop.high)
+
+
+def _nothing_to_lose(found: Found) -> str:
+    """Why accuracy cannot fall at the point; empty where it can."""
+    if any(held.counts for held in found.tasks.values()):
+        return ""
+    said = "; ".join(f"{task} ({held.standing})" for task, held in found.tasks.items())
+    return f"no task counts at {found.point}, so that nothing could be lost: {said or 'none was scored'}"
+
+
+def _idle(found: Found) -> list[Leg]:
+    """Tasks that do not count, each with the reason."""
+    return [
+        replace(estimated(f"{found.point}: accuracy on {task}", _drop(held, 1, 0.0)), reason=held.standing)
+        for task, held in found.tasks.items()
+        if not held.counts
+    ]
+
+
+def _beside(found: Found, emad: ByPair) -> list[Leg]:
+    """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
+    legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
+    if own := found.arms.get("self-speculative"):
+        name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFTED}"
+        legs.append(estimated(name, total_ratio(own.seconds, emad)))
+    for name in LOSSLESS:
+        if name in found.arms:
+            legs += _drafted(name, found.arms[name], found.arms["EMAD"])
+    weight = share_at_point(found.arms)
+    if weight < 1:
+        legs.append(counted("share of requests at the point, for equal FLOPs", weight, len(emad), "share"))
+    return legs
+
+
 def _drafted(name: str, arm: Raced, emad: Raced) -> list[Leg]:
-    """Acceptance of a speculating arm and, where both count, its FLOPs over EMAD's."""
+    """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
     legs = [acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
-        fewer = replace(log_ratio(arm.spent, emad.spent), unit="× fewer FLOPs")
+        fewer = replace(total_ratio(arm.spent, emad.spent), unit="× fewer FLOPs")
         legs.append(estimated(f"FLOPs against {name}", fewer))
     return legs
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:
-    """From the timed rivals; accuracy on the task whose prompts were timed."""
+    """At the point of the large model that F1 lets stand and that saves most; accuracy as F1 reads it there."""
     if reason := pair.models.without_quality:
         return about(pair, asked.not_applicable(reason))
-    timed, task, point = pair.timing.rivals, pair.timing.task, pair.timing.emad_point
-    full, adaptive = (
-        pair.answers.alone(LARGE, task, "evaluate", pair.size.judged, chosen).right
-        for chosen in (pair.large.subject.full, point)
-    )
+    point, unusable = usable(pair.large, asked)
+    timed = pair.timing.emad_rivals(point)
+    scored = pair.large.scored
+    tasks = {task: scored.at(task, point) for task in scored.tasks}
     exit_layer = next(iter(pair.models.exit_layers), None)
-    found = Found(raced(pair, timed, ARMS), timed.new, point.name, exit_layer, task, full, adaptive)
+    found = Found(raced(pair, timed, ARMS), timed.new, point.name, exit_layer, tasks, unusable)
     return about(pair, decide(found, asked))
 
 
-QUESTION = Question("EMAD-R5", "pair", answer, legs=lambda study, layers: 2, measures=True)
+# Time, and accuracy on each task that the large model is scored on.
+QUESTION = Question(
+    "EMAD-R5", "pair", answer, legs=lambda study, layers: 1 + len(world.TASKS) + len(study.tasks), measures=True
+)

@@ -38,9 +38,24 @@ def raced(pair: Pair, timed: Timed, arms: Iterable[str]) -> Mapping[str, Raced]:
 
 
 def nothing_to_route(pair: Pair, asked: Asked) -> Answer | None:
-    """Not applicable where scores mean nothing, or the large model is not better anywhere; else None."""
+    """Not applicable where scores mean nothing, or the large model is not better anywhere; unmeasured where no task is
+    at hand; else None."""
     reason = pair.rules.premise()
-    return about(pair, asked.not_applicable(reason)) if reason else None
+    if not reason:
+        return None
+    if reason == pair.rules.missing():
+        return about(pair, asked.unmeasured(reason))
+    return about(pair, asked.not_applicable(reason))
+
+
+def nothing_written(pair: Pair, asked: Asked) -> Answer | None:
+    """As ``nothing_to_route``; and not applicable where every task worth routing reads options and writes nothing."""
+    if absent := nothing_to_route(pair, asked):
+        return absent
+    if pair.rules.written:
+        return None
+    tasks = ", ".join(pair.rules.tasks)
+    return about(pair, asked.not_applicable(f"{tasks}: options are read, no token is emitted that could be looked at"))
 
 
 def about(pair: Pair, verdict: Verdict, exhibits: Exhibits | None = None) -> Answer:

@@ -3,37 +3,42 @@
 Legs per judged point: one per corpus (perplexity rise), one for accuracy. Points that save less are listed as not
 applicable. No judged point → not applicable, never survived.
 
-The accuracy leg asks whether two or more of k tasks lose more than the threshold; single tasks are listed beside it as
-measured. Its p-values are partial conjunctions (Benjamini & Heller 2008, Bonferroni form, valid whatever the dependence
-of the tasks): falsify with (k − 1) · p₍₂₎ of "the drop exceeds the threshold", survive with 2 · p₍ₖ₋₁₎ of "the drop
-stays below": all tasks but one are shown to hold. A task below the minimum of items shows neither. A task that full
-depth does not solve (not above chance at 5 %, or by less than the threshold) takes no part: it cannot lose what it does
-not have. Fewer than two tasks leave the leg unmeasured, so that the row cannot survive on perplexity alone.
+The accuracy leg asks whether two or more of the k tasks that count at the point (``verdict.counting``) lose more than
+the threshold. Tasks are judged one by one, never pooled or averaged; each stands beside the leg as measured, with the
+reason where it does not count. The p-values are partial conjunctions (Benjamini & Heller 2008, Simes form; tasks share
+no items, so that given the point their p-values are independent):
+
+falsify   Simes of all but the smallest of "the drop exceeds the threshold"
+survive   Simes of the two largest of "the drop stays below it": all tasks but one are shown to hold
+
+A task below the minimum of items shows neither. Fewer than two counting tasks leave the leg unmeasured, so that the row
+cannot survive on perplexity alone, nor on one task beside others that cannot fall. The worst counting task and its loss
+stand in the verdict's reason, whatever the verdict.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from scipy.stats import binomtest
+import numpy as np
+from scipy.stats import false_discovery_control
 
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.points import AnswerPair, PointEvidence
+from emad_ref.evidence.points import PointEvidence
 from emad_ref.questions.asking import Asked
 from emad_ref.record import Floats
 from emad_ref.verdict.claims import Claim, Leg, Verdict
+from emad_ref.verdict.counting import FEWEST, TaskAt
 from emad_ref.verdict.interval import (
-    RESAMPLES,
     Estimate,
     accuracy_drop,
     document_draws,
     needed_items,
     perplexity_rise,
+    resamples_for,
 )
-from emad_ref.verdict.legs import LEVEL, Tested, corrected, cut, finite, row, unseen, weighed
-from emad_ref.verdict.units import ByItem
+from emad_ref.verdict.legs import Tested, corrected, cut, estimated, finite, row, unseen, weighed
 
 
 @dataclass(frozen=True)
@@ -73,7 +78,13 @@ def judged(found: Found, asked: Asked, shown: int | None = None) -> Verdict:
     verdict = row(claim, asked.model, legs)
     if shown is not None and len(legs) > shown:
         verdict = cut(verdict, shown)
-    return _with_unmeasured(verdict, found.unmeasured, claim)
+    return _with_worst(_with_unmeasured(verdict, found.unmeasured, claim), saving)
+
+
+def stands(verdict: Verdict, point: str) -> bool:
+    """Whether a verdict of ``judged`` lets the point of this name stand: judged, and no leg of it falsified."""
+    outcomes = [leg.outcome for leg in verdict.legs if leg.name.startswith(f"{point}: ")]
+    return "falsified" not in outcomes and any(said in ("survived", "inconclusive") for said in outcomes)
 
 
 def _require_shares(points: Sequence[PointEvidence]) -> None:
@@ -132,7 +143,7 @@ class _Draws:
 
     def __init__(self, points: Sequence[PointEvidence], asked: Asked):
         family = sum(len(point.perplexity) + 1 for point in points) + asked.other_legs
-        self._resamples = max(RESAMPLES, math.ceil(2 * family / LEVEL))
+        self._resamples = resamples_for(family)
         self._rng = asked.rng
         self._drawn: dict[int, Floats] = {}
 
@@ -145,36 +156,32 @@ class _Draws:
 def _accuracy(point: PointEvidence, claim: Claim) -> tuple[Tested | Leg, list[Leg]]:
     """The accuracy leg of one point, and each task as a leg that only reports."""
     name, threshold = f"{point.name}: accuracy on two or more tasks", claim.thresholds["accuracy_drop"]
-    drops = {task: accuracy_drop(*answers, threshold=threshold) for task, answers in point.tasks.items()}
-    unsolved = {task for task in drops if not _solved(point.tasks[task][0], point.chance.get(task, 0.0), threshold)}
+    drops = {task: drop_of(held, threshold) for task, held in point.tasks.items()}
     tasks = [
-        Leg(
-            f"{point.name}: {task}",
-            "measured",
-            drop.value,
-            finite(drop),
-            drop.n,
-            threshold,
-            drop.unit,
-            "full depth does not solve it: it cannot fall" if task in unsolved else "",
-        )
-        for task, drop in drops.items()
+        estimated(f"{point.name}: {task}", drop, point.tasks[task].standing, threshold) for task, drop in drops.items()
     ]
-    scored = len(drops)
-    drops = {task: drop for task, drop in drops.items() if task not in unsolved}
-    if len(drops) < 2:
-        seen = f"{scored or 'no'} task was scored"
-        if unsolved:
-            seen = f"full depth solves {len(drops) or 'none'} of {scored} tasks"
-        return unseen(name, f"{seen}; the criterion speaks of two"), tasks
-    answers = {task: point.tasks[task] for task in drops}
-    return _partial_conjunction(name, drops, answers, claim), tasks
+    counting = {task: drop for task, drop in drops.items() if point.tasks[task].counts}
+    if len(counting) < FEWEST:
+        return unseen(name, f"{too_few(point.tasks)}; the criterion speaks of two"), tasks
+    return _partial_conjunction(name, counting, point.tasks, claim), tasks
 
 
-def _partial_conjunction(
-    name: str, drops: Mapping[str, Estimate], answers: Mapping[str, AnswerPair], claim: Claim
-) -> Tested:
-    """Whether two or more of the solved tasks lose more than the threshold; the value is the second-worst's."""
+def drop_of(task: TaskAt, threshold: float) -> Estimate:
+    """What one task loses."""
+    return accuracy_drop(task.full, task.adaptive, threshold=threshold)
+
+
+def too_few(tasks: Mapping[str, TaskAt]) -> str:
+    """How many of some tasks count, and of the others why not."""
+    if not tasks:
+        return "no task was scored"
+    why = "; ".join(f"{task} {held.standing}" for task, held in tasks.items() if not held.counts)
+    counting = sum(held.counts for held in tasks.values())
+    return f"{counting or 'none'} of {len(tasks)} tasks count{'s' * (counting == 1)}" + (f": {why}" if why else "")
+
+
+def _partial_conjunction(name: str, drops: Mapping[str, Estimate], tasks: Mapping[str, TaskAt], claim: Claim) -> Tested:
+    """Whether two or more of the counting tasks lose more than the threshold; the value is the second-worst's."""
     threshold, least = claim.thresholds["accuracy_drop"], claim.minimum.get("items", 0)
     small = {task: drop.n for task, drop in drops.items() if drop.n < least}
     second = sorted(drops, key=lambda task: drops[task].value)[-2]
@@ -188,22 +195,44 @@ def _partial_conjunction(
         drops[second].n,
         threshold,
         "accuracy drop",
-        f"value of {second}, the second-worst of {len(drops)} tasks"
+        f"value of {second}, the second-worst of {len(drops)} tasks that count"
         + "".join(f"; {task} has {n} items, at least {least} are needed" for task, n in small.items()),
-        p_falsify=min(1.0, (len(drops) - 1) * above[1]),
-        p_survive=min(1.0, 2 * below[-2]),
+        p_falsify=simes(above[1:]),
+        p_survive=simes(below[-2:]),
     )
 
     def needed(error: float) -> int | None:
-        items = [needed_items(*answers[task], threshold=threshold, error=error / 2) for task in drops]
+        items = [
+            needed_items(tasks[task].full, tasks[task].adaptive, threshold=threshold, error=error / 2) for task in drops
+        ]
         reachable = sorted(number for number in items if number is not None)
         return reachable[len(drops) - 2] if len(reachable) > len(drops) - 2 else None
 
     return Tested(leg, "items per task", needed)
 
 
-def _solved(right: ByItem, chance: float, threshold: float) -> bool:
-    """Whether full depth answers better than guessing, shown at 5 %, and has more than ``threshold`` to lose."""
-    values = right.values
-    shown = binomtest(int(values.sum()), len(values), chance, alternative="greater").pvalue <= LEVEL
-    return bool(shown and values.mean() - chance > threshold)
+def simes(pvalues: Sequence[float]) -> float:
+    """Simes' p-value of "none of these effects is there": the smallest of n · p₍ᵢ₎ / i.
+
+    Raises:
+        BadArgument: no p-value.
+    """
+    if not len(pvalues):
+        raise BadArgument("pvalues", list(pvalues), "at least one")
+    return float(false_discovery_control(np.asarray(pvalues, dtype=np.float64), method="bh").min())
+
+
+def _with_worst(verdict: Verdict, points: Sequence[PointEvidence]) -> Verdict:
+    """The verdict, with the counting task that loses most at any point in its reason."""
+    losses = [
+        (full - adaptive, task, point.name)
+        for point in points
+        for task, held in point.tasks.items()
+        if held.counts
+        for full, adaptive in [held.accuracy]
+    ]
+    if not losses:
+        return verdict
+    loss, task, name = max(losses)
+    worst = f"worst task that counts: {task} loses {100 * loss:z.1f} points at {name}"
+    return replace(verdict, reason=f"{verdict.reason}; {worst}")

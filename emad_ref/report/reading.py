@@ -50,6 +50,7 @@ def _is_pair(value: Any) -> bool:
 
 
 TEXT = Form("a text", lambda value: isinstance(value, str))
+TEXTS = Form("a list of texts", lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value))
 FLAG = Form("true or false", lambda value: isinstance(value, bool))
 COUNT = Form("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
 NUMBER = Form("a number or null", lambda value: value is None or _is_number(value))
@@ -68,6 +69,10 @@ OBJECT = Form("an object", lambda value: isinstance(value, dict))
 SCORES = Form(
     "task → [reference, candidate], or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
+)
+REASONS = Form(
+    "task → reason, or null",
+    lambda value: value is None or (isinstance(value, dict) and all(isinstance(why, str) for why in value.values())),
 )
 RATIOS = Form(
     "batch size → ratio, or null",
@@ -104,7 +109,14 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         ),
         NUMBER,
     )
-    | {"model": TEXT, "interval": INTERVAL, "accuracy": SCORES, "time_ratio": RATIOS},
+    | {
+        "model": TEXT,
+        "roles": TEXTS,
+        "interval": INTERVAL,
+        "accuracy": SCORES,
+        "not_counted": REASONS,
+        "time_ratio": RATIOS,
+    },
     "tables": {"figure": TEXT},
 }
 

@@ -34,17 +34,18 @@ Row = dict[str, Cell]
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
     """One row per operating point.
 
-    Keys, all optional but ``name``: ``model``, ``mean_depth``, ``depth_p50``, ``depth_p90``, ``gross_reduction`` and
-    ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a timed request, its prompt included),
-    ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its ``interval`` (fractions), ``accuracy``
-    (task → [reference, candidate]), ``time_ratio`` (batch size → full depth / adaptive).
+    Keys, all optional but ``name``: ``model``, ``roles`` (why it is put forward), ``mean_depth``, ``depth_p50``,
+    ``depth_p90``, ``gross_reduction`` and ``net_reduction`` (shares of decode FLOPs), ``end_to_end_reduction`` (of a
+    timed request, its prompt included), ``perplexity_reference``, ``perplexity``, ``perplexity_rise`` with its
+    ``interval`` (fractions), ``accuracy`` (task → [reference, candidate]), ``not_counted`` (task → why nothing is
+    decided by it), ``time_ratio`` (batch size → full depth / adaptive).
     The model has a column where there are several.
     """
     several = len({point.get("model") for point in points}) > 1
     return [
         ({"model": Cell(point.get("model") or ABSENT)} if several else {})
         | {
-            "point": Cell(str(point["name"])),
+            "point": Cell("\n".join([point["name"], *(point.get("roles") or ())]), point["name"]),
             "depth": Cell(_number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
             "P50/P90": Cell(
                 f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",
@@ -55,7 +56,7 @@ def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
             "end to end": Cell(_saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")),
             "perplexity": Cell(_perplexity(point), [point.get("perplexity_reference"), point.get("perplexity")]),
             "rise [95 %]": Cell(_rise(point), [point.get("perplexity_rise"), point.get("interval")]),
-            "accuracy": Cell(_accuracies(point.get("accuracy")), point.get("accuracy")),
+            "accuracy": Cell(_accuracies(point), point.get("accuracy")),
             "speed": Cell(_speeds(point.get("time_ratio")), point.get("time_ratio")),
         }
         for point in points
@@ -229,11 +230,14 @@ def _rise(point: Mapping[str, Any]) -> str:
     return f"{_percent(rise)} [{_percent(interval[0])}, {_percent(interval[1])}]"
 
 
-def _accuracies(accuracy: Mapping[str, Sequence[float | None]] | None) -> str:
+def _accuracies(point: Mapping[str, Any]) -> str:
+    """One line per task, and below it why the task does not count, where it does not."""
+    accuracy, why = point.get("accuracy"), point.get("not_counted") or {}
     if not accuracy:
         return ABSENT
     return "\n".join(
         f"{task} {_number(reference, '.3f')} → {_number(candidate, '.3f')}"
+        + (f"\n({why[task]})" if task in why else "")
         for task, (reference, candidate) in accuracy.items()
     )
 

@@ -157,15 +157,17 @@ def _ran_eagerly(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """
     went = depth >= layer
     ran = went | (layer < ceiling)
-    return Ran(int(ran.sum()), int((places.position[ran] + 1).sum()), int((~went).sum()) if layer == ceiling else 0)
+    return Ran(np.where(ran, places.position + 1, 0), ~went if layer == ceiling else None)
 
 
 def ran_deferred(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
     deep = np.where(depth >= layer, np.arange(len(depth)), len(depth))
     taken_along = np.minimum.accumulate(deep[::-1])[::-1]  # index of the first token from here on that goes so deep
+    keys = np.zeros(len(depth), dtype=np.int64)
     ran = taken_along < places.ends
-    return Ran(int(ran.sum()), int((places.position[taken_along[ran]] + 1).sum()))
+    keys[ran] = places.position[taken_along[ran]] + 1
+    return Ran(keys)
 
 
 FREE_EAGER = Schedule(

@@ -35,14 +35,14 @@ class Admission:
 
 
 class Ran(NamedTuple):
-    """What decoding makes one layer run: ``tokens`` through the whole block, against ``context`` keys in all.
+    """What decoding makes one layer run, token by token: ``keys`` int64 [tokens] that each attended to, 0 for those
+    that did not run the block.
 
-    ``fills``: tokens of which it only writes K and V, from their true states.
+    ``fills`` bool [tokens]: of which it only writes K and V, from their true states; None: of none.
     """
 
-    tokens: int
-    context: int
-    fills: int = 0
+    keys: Ints
+    fills: Bools | None = None
 
 
 @dataclass(frozen=True)
@@ -128,5 +128,4 @@ def every_token(point: OperatingPoint, decided: Ints) -> Bools:
 
 def ran_once(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """A token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
-    ran = depth >= layer
-    return Ran(int(ran.sum()), int((places.position[ran] + 1).sum()))
+    return Ran(np.where(depth >= layer, places.position + 1, 0))

@@ -3,8 +3,8 @@
 ``echo``         share of tokens whose top-1 after layer ℓ is the token that was just read: what a tied unembedding says
                  of a state that is still its own embedding, with low entropy and no foresight.
 ``agreement``    AUROC of low entropy after layer ℓ for "top-1 is already the last layer's": 0.5 says nothing.
-``above_cap``    share of tokens whose depth without the monotone constraint would exceed what the constraint allows:
-                 late hard tokens, which the schedule cannot serve (EMAD, "Limitations").
+``bound_and_free``  depth with and without the monotone constraint; a token whose free depth exceeds its bound is a late
+                 hard one, which the schedule cannot serve (EMAD, "Limitations").
 ``collapse``     decided tokens before depth is down at the first probe.
 ``along``        depth with and without the monotone constraint, and entropy, in every doubling of the position.
 """
@@ -60,15 +60,9 @@ def agreement_rate(trace: Trace) -> Floats:
     return rates
 
 
-def above_cap(trace: Trace, point: OperatingPoint) -> Floats:
-    """[sequences] share of tokens whose unconstrained depth exceeds their depth under the monotone schedule."""
-    bound, free = _bound_and_free(trace, point)
-    return np.add.reduceat((free > bound).astype(float), trace.starts[:-1]) / trace.lengths
-
-
 def along(trace: Trace, point: OperatingPoint) -> list[Doubling]:
-    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as ``above_cap`` compares it, entropy of the last layer."""
-    bound, free = _bound_and_free(trace, point)
+    """Positions 1, 2, 3–4, 5–8, … that hold tokens: depth as in ``bound_and_free``, entropy of the last layer."""
+    bound, free = bound_and_free(trace, point)
     number = np.frexp(trace.position)[1]  # of a position counted from 0: the doubling that it belongs to
     found = []
     for doubling in np.unique(number).tolist():
@@ -78,7 +72,8 @@ def along(trace: Trace, point: OperatingPoint) -> list[Doubling]:
     return found
 
 
-def _bound_and_free(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
+def bound_and_free(trace: Trace, point: OperatingPoint) -> tuple[Ints, Ints]:
+    """[tokens] each: depth under the monotone schedule, and the depth a token takes that may rise again."""
     bound, free = (depths(trace, replace(point, schedule=schedule)) for schedule in ("monotone", "free_eager"))
     return bound, free
 

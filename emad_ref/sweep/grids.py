@@ -1,73 +1,158 @@
 """Grids of operating points: the margins, thresholds and depths that a sweep replays.
 
-Under the monotone schedule one sure token decides for all later ones, so a rule's best thresholds may lie where only
-very sure tokens pass: entropies near zero, responses near one. Every family is searched there too, as finely as its
-rivals: a rule with coarser thresholds would lose for that alone.
+A family is compared with another at equal FLOPs, so both are searched as finely where it matters: a dial has as many
+points as every other dial, spaced evenly in the net saving that they achieve on the validation split, from full depth
+down to the most that the dial saves there (METHODS, "Equal FLOPs"). Settings at even steps would not do: under the
+monotone schedule one sure token decides for all later ones, and half of a dial's savings may lie between thresholds of
+1e-6 and 1e-4 nats. Families that have no dial, fixed truncation and positional depth, have the points that there are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.trace import Trace
-from emad_ref.point import OperatingPoint, truncated
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.policy.thresholds import fixed_entropy, response, short
+from emad_ref.replay import Ladder, decode_work
 from emad_ref.signals import Signal
 
 CHUNKS = (4, 8, 16)  # tokens
 FALLS = (8, 32, 128)  # tokens over which positional depth falls
-FINEST = 1e-6  # the least threshold of a grid, as share of the largest
-# 1 − λ of the confidence rules, four to a decade; the paper's 0.9 is among them, and float32 knows no λ between
-# 1 − 1e-7 and 1
-DOUBTS = tuple(10 ** (-quarter / 4) for quarter in range(29))
+FINEST = 1e-7  # the least setting that a search starts from, as share of the largest
+ROUNDS = 60  # of a search
+NEAR = 1 / 8  # of a step: as close to an even spacing as a point has to lie
+ALIKE = 1e-6  # relative: settings between which savings jump; thresholds are compared in float32
+
+Saved = Callable[[OperatingPoint], float]
 
 
-def emad_margins(profile: Profile, count: int) -> list[OperatingPoint]:
-    """EMAD points at ``count`` margins, fewer where some coincide, from 0 up to the highest target, ends included.
+@dataclass(frozen=True)
+class Dial:
+    """``point(setting)`` for settings from ``least`` to ``most``: the larger, the more is saved.
 
-    Half of them stand in equal steps, the others just below the target of each probe, whose threshold is then small.
+    ``name(setting, digits)``: what the point is called, to so many significant digits.
     """
-    targets = sorted({target for target in profile.targets_nats if target > 0})
-    highest = max(targets, default=0.0)
-    each = min(count // 2, count - 2) // max(len(targets), 1)
-    coarse = np.linspace(0.0, highest, count - each * len(targets))
-    below = _small(highest, highest / (len(coarse) - 1), each)
-    fine = {target - small: (target, small) for target in targets for small in below if small < target}
-    margins = sorted({*map(float, coarse), *fine})
-    return [
-        _near_target(profile.point(margin), *fine[margin]) if margin in fine else profile.point(margin)
-        for margin in margins
-    ]
+
+    point: Callable[[float], OperatingPoint]
+    name: Callable[[float, int], str]
+    least: float
+    most: float
+
+    def named(self, settings: Sequence[float]) -> list[OperatingPoint]:
+        """Their points, in as few digits as tell all of them apart."""
+        for digits in range(4, 18):
+            names = [self.name(setting, digits) for setting in settings]
+            if len(set(names)) == len(settings):
+                break
+        return [replace(self.point(setting), name=name) for setting, name in zip(settings, names, strict=True)]
 
 
-def _near_target(point: OperatingPoint, target: float, small: float) -> OperatingPoint:
-    """``point`` of margin target − small, whose own name would be that of margin ``target``."""
-    assert point.margin_nats is not None
-    plain, exact = f"m={short(point.margin_nats)}", f"m={short(target)}−{small:.1e}"
-    return replace(point, name=point.name.replace(plain, exact, 1))
+class Spacing:
+    """What a point saves on one trace, a share of full depth's FLOPs, net: grids are spaced evenly in it."""
+
+    def __init__(self, trace: Trace, geometry: Geometry):
+        self._ladder, self._geometry = Ladder(trace), geometry
+        self._full = self._spent(full_depth(trace.layers))
+
+    def __call__(self, point: OperatingPoint) -> float:
+        return 1 - self._spent(point) / self._full
+
+    def _spent(self, point: OperatingPoint) -> int:
+        trace, depth = self._ladder.trace, self._ladder.depths(point)
+        macs_per_row = trace.macs_per_row.get(point.estimator, 0)
+        return flops(decode_work(trace, depth, point, macs_per_row), self._geometry).total
 
 
-def fixed_entropies(profile: Profile, count: int) -> list[OperatingPoint]:
-    """Fixed-threshold points at ``count`` values of h₀ from 0 up to the profile's largest mean entropy.
+def evenly(dial: Dial, saved: Saved, count: int) -> list[OperatingPoint]:
+    """At most ``count`` points whose savings stand in equal steps from none, itself left out, up to the dial's most.
 
-    Half of them stand in equal steps, the others below the first of these.
+    A search between neighbouring settings, in equal ratios; where savings jump, the side that lies nearer. A dial that
+    saves nothing at its most, or cannot be turned, has that one point.
     """
-    largest, fine = max(profile.mean_nats), min(count // 2, count - 2)
-    coarse = np.linspace(0.0, largest, count - fine)
-    values = sorted({*map(float, coarse), *_small(largest, float(coarse[1]), fine)})
-    return [fixed_entropy(profile.layers, profile.probes, h0) for h0 in values]
+    if dial.most <= dial.least:
+        return dial.named([dial.most])
+    known = {setting: saved(dial.point(setting)) for setting in _coarse(dial, count)}
+    reach = known[dial.most]
+    if reach <= 0:
+        return dial.named([dial.most])
+    wanted = reach * np.arange(1, count) / count
+    for _ in range(ROUNDS):
+        settings = sorted(known)
+        between = {_between(settings, known, target, NEAR * reach / count) for target in wanted} - {None}
+        if not between:
+            break
+        known |= {setting: saved(dial.point(setting)) for setting in between if setting is not None}
+    nearest = {min(sorted(known), key=lambda each: abs(known[each] - target)) for target in wanted}
+    return dial.named(sorted(nearest | {dial.most}))
 
 
-def _small(largest: float, step: float, count: int) -> list[float]:
-    """``count`` thresholds in equal ratios from ``FINEST`` of the largest up to, and without, ``step``."""
-    if count == 0 or largest == 0:
-        return []
-    return [float(value) for value in np.geomspace(FINEST * largest, step, count + 1)[:-1]]
+def _coarse(dial: Dial, count: int) -> list[float]:
+    """Both ends of a dial, and settings in equal ratios between them."""
+    least = max(dial.least, FINEST * dial.most)
+    return sorted({dial.least, *map(float, np.geomspace(least, dial.most, max(count, 2))[:-1]), dial.most})
+
+
+def _between(settings: Sequence[float], known: dict[float, float], target: float, near: float) -> float | None:
+    """A setting between the two whose savings enclose ``target``; None where one is near enough, or they jump."""
+    savings = np.array([known[setting] for setting in settings])
+    if np.abs(savings - target).min() <= near:
+        return None
+    number = int(np.argmax(savings >= target))
+    if number == 0:
+        return None
+    low, high = settings[number - 1], settings[number]
+    if high - low <= ALIKE * high:
+        return None
+    if low <= 0:
+        return high / 8 if high > ALIKE * FINEST * settings[-1] else None
+    share = (target - savings[number - 1]) / (savings[number] - savings[number - 1])
+    return float(low * (high / low) ** np.clip(share, 0.25, 0.75))
+
+
+def _short(number: float, digits: int) -> str:
+    """Two decimals where they say it all."""
+    return f"{number:.2f}" if round(number, 2) == number else f"{number:.{digits}g}"
+
+
+# ---------------------------------------------------------------- dials
+
+
+def margins(profile: Profile) -> Dial:
+    """EMAD's margin, from the highest target, under which nothing exits, down to 0."""
+    rows = profile.bin_targets_nats or (profile.targets_nats,)
+    highest = max((max(row, default=0.0) for row in rows), default=0.0)
+
+    def name(setting: float, digits: int) -> str:
+        margin = highest - setting
+        return profile.point(margin).name.replace(f"m={short(margin)}", f"m={_short(margin, digits)}", 1)
+
+    return Dial(lambda setting: profile.point(highest - setting), name, 0.0, highest)
+
+
+def emad_margins(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+    """EMAD points at ``count`` margins, spaced as ``evenly`` says, from 0 up."""
+    return evenly(margins(profile), saved, count)[::-1]
+
+
+def fixed_entropies(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+    """Fixed-threshold points at ``count`` values of h₀ up to the highest target of the profile.
+
+    So far EMAD's own thresholds go: on a flat profile both families are one rule with one dial, and tie.
+    """
+    layers, probes = profile.layers, profile.probes
+    highest = max((0.0, *profile.targets_nats))
+    dial = Dial(
+        lambda h0: fixed_entropy(layers, probes, h0), lambda h0, digits: f"fixed h0={_short(h0, digits)}", 0.0, highest
+    )
+    return evenly(dial, saved, count)
 
 
 def truncations(layers: int) -> list[OperatingPoint]:
@@ -75,43 +160,52 @@ def truncations(layers: int) -> list[OperatingPoint]:
     return [truncated(layers, depth) for depth in range(1, layers)]
 
 
-def responses(layers: int, probes: Sequence[int], count: int) -> list[OperatingPoint]:
-    """Softmax response at ``count`` thresholds λ from 1 down to 0 (everything exits), 1 − λ in equal ratios.
+def responses(layers: int, probes: Sequence[int], saved: Saved, count: int) -> list[OperatingPoint]:
+    """Softmax response at ``count`` thresholds λ from 1 down to 0, under which everything exits."""
+    dial = Dial(
+        lambda doubt: response(layers, probes, 1 - doubt),
+        lambda doubt, digits: f"response λ={_sure(doubt, digits)}",
+        0.0,
+        1.0,
+    )
+    return evenly(dial, saved, count)
 
-    In equal steps the rival would be worse than it is: its best thresholds lie near 1 (``DOUBTS``).
-    """
-    doubts = (0.0, *np.geomspace(DOUBTS[-1], 1.0, count - 1))
-    points = ((response(layers, probes, float(1 - doubt)), _sure(float(doubt))) for doubt in doubts)
-    return [replace(point, name=f"response λ={sure}") for point, sure in points]
 
+def confidences(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> Dial:
+    """A confidence rule of ``policy.early_exit`` from layer ``minimum`` on, monotone, by its doubt 1 − λ.
 
-def early_exits(signal: str, layers: int, vocabulary: int, minimum: int, pruning: str = "none") -> list[OperatingPoint]:
-    """A confidence rule of ``policy.early_exit`` from layer ``minimum`` on, monotone, at every λ of ``DOUBTS``.
-
-    From λ = 0, under which a token leaves where it first may, up.
+    At 1 a token leaves where it first may.
 
     Raises:
         BadArgument: a rule that a model of this size has no room for.
     """
-    return [
-        replace(point, name=f"{point.family} j={minimum} λ={_sure(doubt)}".replace("_", " "))
-        for doubt in DOUBTS
-        for point in [early_exit(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")]
-    ]
+
+    def point(doubt: float) -> OperatingPoint:
+        return early_exit(signal, layers, vocabulary, minimum, 1 - doubt, pruning=pruning, schedule="monotone")
+
+    family = point(1.0).family.replace("_", " ")  # and refuses a rule without room
+    return Dial(point, lambda doubt, digits: f"{family} j={minimum} λ={_sure(doubt, digits)}", 0.0, 1.0)
 
 
-def _sure(doubt: float) -> str:
+def _sure(doubt: float, digits: int) -> str:
     """0, 0.9, 1−0.0018, 1−1.8e-05: many digits of λ would be nines."""
-    return f"{1 - doubt:.2g}" if doubt > 0.05 or doubt == 0 else f"1−{doubt:.2g}"
+    return f"{1 - doubt:.{digits}g}" if doubt > 0.05 or doubt == 0 else f"1−{doubt:.{digits}g}"
 
 
-def chunked(profile: Profile, count: int) -> list[OperatingPoint]:
-    """The EMAD rule asked at the first token of each chunk only, at ``count`` margins and three chunk lengths."""
+def chunked(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
+    """The EMAD rule asked at the first token of each chunk only: ``count`` points, shared by three chunk lengths."""
     return [
-        replace(point, name=f"{point.name}, chunks of {period}", family="chunked", schedule="chunked", period=period)
-        for point in emad_margins(profile, count)
-        for period in CHUNKS
+        point
+        for number, period in enumerate(CHUNKS)
+        for point in evenly(_in_chunks(margins(profile), period), saved, (count + number) // len(CHUNKS))
     ]
+
+
+def _in_chunks(dial: Dial, period: int) -> Dial:
+    def point(setting: float) -> OperatingPoint:
+        return replace(dial.point(setting), family="chunked", schedule="chunked", period=period)
+
+    return replace(dial, point=point, name=lambda setting, digits: f"{dial.name(setting, digits)}, chunks of {period}")
 
 
 def positional(layers: int) -> list[OperatingPoint]:
@@ -131,34 +225,37 @@ def positional(layers: int) -> list[OperatingPoint]:
     ]
 
 
-def quantiles(profile: Profile, count: int) -> list[OperatingPoint]:
+def quantiles(profile: Profile, saved: Saved, count: int) -> list[OperatingPoint]:
     """EMAD with τ_ℓ = q-quantile of H_ℓ, at ``count`` values of q between 0 and 1, both ends left out."""
-    return [profile.point(quantile=float(q)) for q in np.linspace(0.0, 1.0, count + 2)[1:-1]]
+    dial = Dial(lambda q: profile.point(quantile=q), lambda q, digits: f"quantile q={q:.{digits}g}", FINEST, 1 - FINEST)
+    return evenly(dial, saved, count)
 
 
-def by_quantile(signal: Signal, calibration: Trace, probes: Sequence[int], count: int) -> list[OperatingPoint]:
+def by_quantile(
+    signal: Signal, calibration: Trace, probes: Sequence[int], saved: Saved, count: int
+) -> list[OperatingPoint]:
     """A signal of one layer with τ_ℓ its own quantile there on calibration text: at every probe as many tokens pass.
 
-    At ``count`` shares of tokens that pass: half of them in equal steps up to 1, under which every token leaves at the
-    first probe, the others in equal ratios below the first step, down to one token of the text.
+    At ``count`` shares of tokens that pass, from one token of the text up to 1, under which every token leaves at the
+    first probe.
 
     Raises:
         BadArgument: a signal that the trace does not hold.
     """
     column = calibration.column(signal.name)[:, np.asarray(probes, dtype=np.int64) - 1].astype(np.float64)
-    coarse = np.linspace(0.0, 1.0, count - count // 2 + 1)[1:]
-    least = min(1 / len(calibration), float(coarse[0]) / 2)
-    shares = (*np.geomspace(least, coarse[0], count // 2 + 1)[:-1], *coarse)
-    return [
-        OperatingPoint(
-            name=f"{signal.name.replace('_', ' ')} p={share:.3g}",
+    called = signal.name.replace("_", " ")
+
+    def point(share: float) -> OperatingPoint:
+        return OperatingPoint(
+            name=f"{called} p={share}",
             family=f"{signal.name} quantile",
             layers=calibration.layers,
             ceiling=calibration.layers,
             probes=tuple(probes),
-            thresholds=(tuple(map(float, np.quantile(column, share if falls else 1 - share, axis=0))),),
+            thresholds=(tuple(map(float, np.quantile(ordered, share if falls else 1 - share, axis=0))),),
             signal=signal.name,
         )
-        for falls in [signal.sense == "falls"]
-        for share in map(float, shares)
-    ]
+
+    ordered, falls = np.sort(column, axis=0), signal.sense == "falls"
+    dial = Dial(point, lambda share, digits: f"{called} p={share:.{digits}g}", 1 / len(calibration), 1.0)
+    return evenly(dial, saved, count)

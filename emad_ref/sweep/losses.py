@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.calibration.trace import Trace
+from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import Flops, flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import Replay, decode_work, replay, replay_all, sums
+from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
@@ -66,8 +67,53 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
 def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> list[Loss]:
     """One row per point, in order."""
     reference = replay(trace, full_depth(trace.layers))
-    full = flops(decode_work(trace, reference.depth, reference.point), geometry)
+    full = full_flops(trace, geometry)
     return [loss_of(trace, geometry, replayed, reference, full) for replayed in replay_all(trace, points)]
+
+
+def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
+    """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
+    work = decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row)
+    return 1 - flops(work, geometry).total / full.total
+
+
+def full_flops(trace: Trace, geometry: Geometry) -> Flops:
+    """FLOPs of a trace's decode steps at full depth."""
+    reference = full_depth(trace.layers)
+    return flops(decode_work(trace, np.full(len(trace), trace.layers), reference), geometry)
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """What points lost and cost in each sequence of a trace; float64 [sequences, points], sums over its tokens.
+
+    ``wrong``: next tokens told wrong. ``depth``: layers run.
+    """
+
+    nll_nats: Floats
+    wrong: Floats
+    flops: Floats
+    depth: Floats
+
+
+def columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) -> Columns:
+    """A column per point, in order.
+
+    Raises:
+        BadArgument: no point.
+    """
+    each = [
+        (
+            sums(trace, replayed.nll_nats),
+            sums(trace, replayed.top1 != trace.target),
+            decode_flops(trace, replayed, geometry),
+            sums(trace, replayed.depth),
+        )
+        for replayed in replay_all(trace, points)
+    ]
+    if not each:
+        raise BadArgument("points", [], "at least one point")
+    return Columns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:

@@ -63,21 +63,6 @@ class Selection:
     blocks_saved: float
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How often a promise was kept over repeated draws of the calibration set.
-
-    ``held``         share of draws whose chosen λ has true risk ≤ δ (full depth has none); EE-7 asks for ≥ 1 − ε.
-    ``below_full``   share of draws that chose a λ at all: a rule that always answers "full depth" covers trivially.
-    ``blocks_saved`` mean over all draws, full-depth ones included with 0.
-    """
-
-    held: float
-    below_full: float
-    blocks_saved: float
-    draws: int
-
-
 def hoeffding_bentkus(loss_sums: Floats, n: int, tolerance: float) -> Floats:
     """[λ] p-values of "the risk exceeds ``tolerance``", from sums of ``n`` i.i.d. losses in [0, 1]."""
     mean = np.minimum(loss_sums / n, tolerance)
@@ -206,49 +191,6 @@ def selected(
     depth = _depths(mean_depths, layers, len(certificate.p_values))
     chosen = float(layers) if certificate.index is None else float(depth[certificate.index])
     return Selection(certificate, chosen, layers - chosen)
-
-
-def coverage(
-    draw: Callable[[np.random.Generator], Floats],
-    true_risk: Floats,
-    mean_depths: Floats,
-    layers: int,
-    *,
-    draws: int,
-    rng: np.random.Generator,
-    tolerance: float,
-    level: float = 0.05,
-    p_value: PValue = hoeffding_bentkus,
-) -> Coverage:
-    """Repeat the calibration on fresh losses and count how often the chosen λ keeps its promise (EE-7).
-
-    Args:
-        draw: rng → losses [sequences, λ] of one calibration set, sequences i.i.d. A pool of decoded sequences serves:
-            rows drawn from it WITH replacement have the pool's mean as their true risk.
-        true_risk: [λ] E[loss] under ``draw``.
-        draws: calibration sets, ≥ 1.
-        rng: handed to ``draw``.
-        mean_depths, layers, tolerance, level, p_value: as in ``selected``.
-
-    Raises:
-        BadArgument: as in ``selected``; a true risk that is no column in [0, 1] of one entry per λ; no draw.
-    """
-    if draws < 1:
-        raise BadArgument("draws", draws, "at least 1")
-    truth = _column("true_risk", true_risk)
-    if len(truth) != len(mean_depths):
-        raise BadArgument("true_risk", f"{len(truth)} thresholds", f"{len(mean_depths)}, as in mean_depths")
-    selections = [
-        selected(draw(rng), mean_depths, layers, tolerance=tolerance, level=level, p_value=p_value)
-        for _ in range(draws)
-    ]
-    chosen = [selection.certificate.index for selection in selections]
-    return Coverage(
-        held=float(np.mean([index is None or truth[index] <= tolerance for index in chosen])),
-        below_full=float(np.mean([index is not None for index in chosen])),
-        blocks_saved=float(np.mean([selection.blocks_saved for selection in selections])),
-        draws=draws,
-    )
 
 
 def _check_bounds(tolerance: float, level: float) -> None:

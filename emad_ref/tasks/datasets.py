@@ -544,6 +544,7 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
                 "answer": example.answer,
                 "options": list(example.options),
                 "check": example.check,
+                "guess": example.chance,
             }
             for example in examples
         ]

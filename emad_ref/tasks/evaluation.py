@@ -10,7 +10,7 @@ documents. So WikiText, for which lm-eval gives no standard error, has one.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ class TaskResult:
     ``scores``   float64 [n]: each document's metric in 0–1; for perplexity, its Σ −log p in nats.
     ``tokens``   int64 [n] tokens predicted per document, and ``units`` int64 [n] words; perplexity only, else None.
     ``items``    sha256 per document, in order: results are paired only where these agree.
+    ``texts``    the text each document asks about, or its ``items``: documents of one text depend on each other.
     ``others``   the task's further metrics, float64 [n] by (metric, filter).
     ``cut``      requests whose context lost its beginning, because the model does not see as far.
     """
@@ -45,6 +46,7 @@ class TaskResult:
     filter: str
     scores: Floats
     items: tuple[str, ...]
+    texts: tuple[str, ...]
     tokens: Ints | None = None
     units: Ints | None = None
     others: dict[tuple[str, str], Floats] = field(default_factory=dict)
@@ -78,13 +80,19 @@ class TaskResult:
 
 
 def evaluate_tasks(
-    lm: LM, tasks: Sequence[str], *, data: Path | None = None, limit: int | None = None, run_code: bool = False
+    lm: LM,
+    tasks: Sequence[str],
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    run_code: bool = False,
+    documents: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, TaskResult]:
     """Results by task; a group (``hendrycks_math``) gives one per member.
 
     ``lm`` any lm-eval model: an ``EmadLM`` of an operating point, of ours or a user's decoder. ``data`` the folder that
     takes the hub's place, None asks the hub. ``limit`` takes that many documents of each task, its first. ``run_code``
-    allows tasks that run generated programs.
+    allows tasks that run generated programs. ``documents``: of each task those of these indices, instead of a limit.
 
     Raises:
         BadArgument: an unknown task, no tasks, a limit below 1, data that is missing or does not fit, or a task that
@@ -104,7 +112,13 @@ def evaluate_tasks(
     before = _cut(lm)
     with lm_eval_quiet():
         results = evaluate(
-            lm, loaded, limit=limit, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=run_code
+            lm,
+            loaded,
+            limit=limit,
+            samples=None if documents is None else {name: list(indices) for name, indices in documents.items()},
+            bootstrap_iters=0,
+            log_samples=True,
+            confirm_run_unsafe_code=run_code,
         )
     cut = {name: count - before.get(name, 0) for name, count in _cut(lm).items()}
     return {
@@ -151,7 +165,10 @@ def _result(task_name: str, task: Any, samples: Sequence[dict[str, Any]], lm: LM
     }
     main = columns.pop((metric, chosen))
     items = tuple(str(row["doc_hash"]) for row in first)
+    texts = tuple(str(row["doc"].get("context", row["doc_hash"])) for row in first)  # SQuAD's paragraph
     if main.ndim == 1:
-        return TaskResult(task_name, metric, chosen, main, items, others=columns)
+        return TaskResult(task_name, metric, chosen, main, items, texts, others=columns)
     tokens = np.array([len(lm.tok_encode(row["arguments"][0][0])) for row in first], dtype=np.int64)
-    return TaskResult(task_name, metric, chosen, -main[:, 0], items, tokens=tokens, units=main[:, 1].astype(np.int64))
+    return TaskResult(
+        task_name, metric, chosen, -main[:, 0], items, texts, tokens=tokens, units=main[:, 1].astype(np.int64)
+    )

@@ -44,7 +44,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from emad_ref.calibration.profile import load_profile
-from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, Trace
+from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, TokenSequence, Trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded, load
@@ -348,6 +348,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
     ``device``, ``dtype``, ``revision``  as ``load`` takes them, where ``pretrained`` is a name.
 
     ``cut`` counts, by task, the requests whose context lost its beginning: it was longer than the model sees.
+    ``decided`` lists every request as it was read, or written: what a point saves on a task is replayed from there.
 
     Raises:
         BadArgument: contradictory or impossible arguments, a model without a tokenizer.
@@ -388,6 +389,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             raise BadArgument("journal", str(journal), "None with a decoder", "a decoder has no fingerprint to file by")
         self._decoder, self._progress = decoder, progress
         self.cut: dict[str, int] = {}
+        self.decided: list[TokenSequence] = []
         self._shortened: list[bool] = []  # of the last call that scored continuations, request by request
         self._journal = None if journal is None else Journal(Path(journal), self._identity())
 
@@ -454,6 +456,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             len(tokens) < len(context) + len(continuation)
             for (tokens, _), (_, context, continuation) in zip(wanted, requests, strict=True)
         ]
+        self.decided += [TokenSequence(np.array(tokens, dtype=np.int64), start) for tokens, start in wanted]
         keys = [digest_of("score", tokens, start) for tokens, start in wanted]
         known = self._known()
         todo = {key: request for key, request in zip(keys, wanted, strict=True) if key not in known}
@@ -488,7 +491,15 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                     texts = self._generate([tokens for _, (tokens, _, _) in batch], stops, max_new)
                     self._keep(known, zip((key for key, _ in batch), texts, strict=True))
                     bar.update(len(batch))
-        return [str(known[key]) for key in keys]
+        written = [str(known[key]) for key in keys]
+        self.decided += [self._as_written(tokens, text) for (tokens, _, _), text in zip(wanted, written, strict=True)]
+        return written
+
+    def _as_written(self, context: Sequence[int], text: str) -> TokenSequence:
+        """A context and the text after it; nothing written is the end-of-text token, which ended it."""
+        new = self.tokenizer.encode(text, add_special_tokens=False) or [self.eot_token_id]
+        tokens = np.array([*context, *new][: self.max_length + 1], dtype=np.int64)
+        return TokenSequence(tokens, len(context) - 1)
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
         """Refused: the keys of lm-eval's request cache do not name the model."""

@@ -4,6 +4,7 @@
     samsum    summarize: DIALOGUE → its summary                   val.json, as in the early-exit paper, else test.json
 
 The form is T5's own (``text.pairs.read_as``). Files of a training split are not looked at: a tuned model has seen them.
+A pair keeps the text that it is about: questions about one paragraph are not independent of one another.
 Pairs come in an order that the seed fixes, for published files are sorted by article; of two draws with one seed the
 smaller is the beginning of the larger. Layout and checks of the files stand in ``datasets``.
 """
@@ -22,9 +23,13 @@ from emad_ref.text.pairs import SourceTarget, read_as
 
 @dataclass(frozen=True)
 class Published:
-    """``splits``: of ``datasets.SOURCES``, the first that a folder has is asked; ``pair``: row → source, answers."""
+    """``splits``: of ``datasets.SOURCES``, the first that a folder has is asked; ``text``: the field that is read.
+
+    ``pair``: row → source, answers.
+    """
 
     splits: tuple[str, ...]
+    text: str
     pair: Callable[[Sample], tuple[str, tuple[str, ...]]]
 
 
@@ -39,9 +44,13 @@ class Drawn:
 
 PUBLISHED: dict[str, Published] = {
     "squad": Published(
-        ("validation",), lambda row: (read_as("qa", row["context"], row["question"]), tuple(row["answers"]["text"]))
+        ("validation",),
+        "context",
+        lambda row: (read_as("qa", row["context"], row["question"]), tuple(row["answers"]["text"])),
     ),
-    "samsum": Published(("validation", "test"), lambda row: (read_as("summary", row["dialogue"]), (row["summary"],))),
+    "samsum": Published(
+        ("validation", "test"), "dialogue", lambda row: (read_as("summary", row["dialogue"]), (row["summary"],))
+    ),
 }
 
 
@@ -59,8 +68,8 @@ def held(task: str, data: Path) -> bool:
     return _split(task, data) is not None
 
 
-def draw(task: str, data: Path, count: int, seed: int = 0) -> Drawn:
-    """``count`` pairs of ``task``, or all where there are fewer; the first answer is the target.
+def draw(task: str, data: Path, count: int | None, seed: int = 0) -> Drawn:
+    """``count`` pairs of ``task``, or all where there are fewer, or for None; the first answer is the target.
 
     Raises:
         BadArgument: unknown task, a folder without a file of it, a row that does not fit.
@@ -88,4 +97,4 @@ def _split(task: str, data: Path) -> str | None:
 
 def _pair(task: str, row: Sample) -> SourceTarget:
     source, answers = PUBLISHED[task].pair(row)
-    return SourceTarget(task, source, answers[0], answers)
+    return SourceTarget(task, source, answers[0], answers, row[PUBLISHED[task].text])

@@ -11,6 +11,7 @@ So the first two are decided at every operating point from one trace.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -67,6 +68,27 @@ def sequences_of(items: Sequence[Item]) -> list[TokenSequence]:
         for item in items
         for continuation in item.continuations
     ]
+
+
+def clusters(items: Sequence[Item]) -> Ints:
+    """int64 [items] the same number for items of one prompt and answer: a repeat tells nothing new."""
+    asked = [f"{item.example.prompt}\0{item.example.answer}" for item in items]
+    numbers: Ints = np.unique(asked, return_inverse=True)[1].astype(np.int64)
+    return numbers
+
+
+def majority(examples: Sequence[Example], elsewhere: Sequence[Example]) -> float:
+    """Share of ``examples`` that the most frequent answer ``elsewhere`` gets right; ties: the one that gets most right.
+
+    Raises:
+        BadArgument: no examples on either side.
+    """
+    if not examples or not elsewhere:
+        raise BadArgument("examples", (len(examples), len(elsewhere)), "at least one on either side")
+    counts = Counter(example.answer for example in elsewhere)
+    most = max(counts.values())
+    right = Counter(example.answer for example in examples)
+    return max(right[answer] for answer, count in counts.items() if count == most) / len(examples)
 
 
 def correct(items: Sequence[Item], trace: Trace, depth: Ints) -> Bools:

@@ -27,6 +27,9 @@ class Example:
     ``choice``: the option with the highest log-likelihood must be ``options[answer_index]``.
     ``exact``: the greedy continuation must equal ``answer``.
     ``runs``: ``prompt`` + the greedy continuation + ``check`` must be a program whose asserts hold.
+
+    ``guess``: probability that the best guesser who uses no more than the input's own symbols answers right; None:
+    1 / options for a choice, 0 where the answer space is open.
     """
 
     task: str
@@ -35,6 +38,7 @@ class Example:
     scoring: Scoring
     options: tuple[str, ...] = ()
     check: str = ""
+    guess: float | None = None
 
     @property
     def answer_index(self) -> int:
@@ -42,7 +46,9 @@ class Example:
 
     @property
     def chance(self) -> float:
-        """Accuracy of a guess: 1 / options for multiple choice, 0 where the answer space is open."""
+        """Accuracy of the best guess from the input's own symbols."""
+        if self.guess is not None:
+            return self.guess
         return 1 / len(self.options) if self.options else 0.0
 
 

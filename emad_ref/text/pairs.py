@@ -1,16 +1,18 @@
-"""Input → output pairs of the synthetic world: what an encoder-decoder reads and what it must write.
+"""Input → output pairs of a small world: what an encoder-decoder reads and what it must write.
 
-``qa``        a question and a passage of four events; the target is a span of the passage (SQuAD in small). Every
-              person, thing and place asked for has rivals of its kind in the passage, so the span must be chosen.
-              One kind of question needs two sentences: the things lie in a box, the box stands in a place.
-``summary``   a dialogue of two people; the target is its outcome in one or two sentences (SamSum in small). Small talk
-              that the summary leaves out comes first in half of them; turns and summaries have several wordings.
+``qa``        a question and a passage of four events (SQuAD in small). Every person, thing and place asked for has
+              rivals of its kind in the passage, so the span must be chosen. Two kinds of question need more: the things
+              lie in a box and the box stands in a place; who did it is told, and where that person is from is not: it
+              has to be remembered (``lexicon.HOME``), and no word of the passage is the answer.
+``summary``   two exchanges between two people; the target is their outcomes in two to four sentences (SamSum in small).
+              Small talk that the summary leaves out comes first in half of them; turns have several wordings.
+``count``     two people whose things come and go; the target is a worked chain for one of them: every sum, then the
+              last. Numbers are words, so the chain's sums are look-ups among a hundred of them.
 ``corrupted`` span corruption (Raffel et al. 2020, §3.1.4): runs of words are replaced by sentinels, and the target
-              lists each sentinel with its words. Over documents of the world and over the texts of the pairs.
+              lists each sentinel with its words. Over the texts of the pairs, with question and answer, and over facts.
 
-Pairs are drawn like the world's documents: a split is a generator seeded with (task, split, seed). Passages have few
-enough variants to recur, so beyond that every passage and every dialogue belongs to one split for good, by its
-checksum: no text stands in two splits, whatever the seeds.
+A split is a generator seeded with (task, split, seed). Beyond that every passage, dialogue and story belongs to one
+split for good, by its checksum: no text stands in two splits, whatever the seeds.
 
 This module knows nothing of tokens or models; sentinels are words here.
 """
@@ -25,11 +27,10 @@ from itertools import islice
 from typing import Literal
 
 from emad_ref.errors import BadArgument
-from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Split
-from emad_ref.text.world import COLOURS, NAMES, OBJECTS, PLACES
+from emad_ref.text.lexicon import COLOURS, HOME, LARGEST, NAMES, PLACES, THINGS
 
-TextTask = Literal["qa", "summary"]
+TextTask = Literal["qa", "summary", "count"]
 
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
@@ -37,21 +38,28 @@ _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evalua
 SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
 CORRUPTED = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
 SPAN_MEAN = 2.5  # words per span
-WINDOW = 48  # words of a document that are shown at once
-WORLD_SHARE = 0.3  # of what is corrupted: documents of the world; the rest are texts of the pairs
+WINDOW = 48  # words of a text that are shown at once
+FACTS_SHARE = 0.3  # of what is corrupted: where people are from; the rest are texts of the pairs
+FACTS = 6  # people in one text of facts
 
 TIMES = ("In the morning", "In the evening", "On that day")
 CONTAINERS = ("box", "bag")
+STEPS = (2, 4)  # least and most sums of one person's chain
+STEP, LEAST_HELD, MOST_HELD = 9, 5, 70  # largest change at once; what may be held at first
 
 
 @dataclass(frozen=True)
 class SourceTarget:
-    """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them)."""
+    """What a model reads, what it is trained to write, and what counts as right (``target`` is one of them).
+
+    ``text``: the passage, dialogue or story alone. Pairs about one text are not independent of one another.
+    """
 
     task: str
     source: str
     target: str
     answers: tuple[str, ...]
+    text: str
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,12 @@ class _Item:
     target: str
 
 
-# ---------------------------------------------------------------- question → span
+# ---------------------------------------------------------------- question → answer
 
 
 @dataclass(frozen=True)
 class _Event:
-    """A sentence and its (question, span of the sentence) pairs."""
+    """A sentence and its (question, answer) pairs."""
 
     sentence: str
     asked: tuple[tuple[str, str], ...]
@@ -94,6 +102,7 @@ def _went(r: _Roles) -> _Event:
             (f"Where did {r.name} go?", f"the {r.place}"),
             (f"Who went to the {r.place}?", r.name),
             (f"When did {r.name} go?", r.time),
+            (f"Where is the one who went to the {r.place} from?", HOME[r.name]),
         ),
     )
 
@@ -105,6 +114,7 @@ def _found(r: _Roles) -> _Event:
             (f"What did {r.name} find?", f"some {r.colour} {r.thing}"),
             (f"Where were the {r.colour} {r.thing}?", f"the {r.place}"),
             (f"Who found some {r.thing}?", r.name),
+            (f"Where is the one who found some {r.thing} from?", HOME[r.name]),
         ),
     )
 
@@ -116,6 +126,8 @@ def _gave(r: _Roles) -> _Event:
             (f"What did {r.name} give?", f"the {r.colour} {r.thing}"),
             (f"Who gave the {r.thing}?", r.name),
             (f"Who took the {r.colour} {r.thing}?", r.other),
+            (f"Where is the one who gave the {r.thing} from?", HOME[r.name]),
+            (f"Where is the one who took the {r.thing} from?", HOME[r.other]),
         ),
     )
 
@@ -128,6 +140,7 @@ def _put(r: _Roles) -> _Event:
             (f"What did {r.name} put?", f"the {r.thing}"),
             (f"Where did {r.name} put the {r.thing}?", f"the {r.colour} {r.container}"),
             (f"In what place are the {r.thing}?", f"the {r.place}"),  # two sentences
+            (f"Where is the one who put the {r.thing} from?", HOME[r.name]),
         ),
     )
 
@@ -139,7 +152,7 @@ def _question(rng: random.Random) -> _Item:
     """Each kind of event once, in any order, and one question about one of them."""
     kinds = rng.sample(_EVENTS, len(_EVENTS))
     people = rng.sample(NAMES, 4)
-    drawn = zip(people, rng.sample(OBJECTS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
+    drawn = zip(people, rng.sample(THINGS, 4), rng.sample(COLOURS, 4), rng.sample(PLACES, 4), strict=True)
     events = [
         kind(
             _Roles(
@@ -154,8 +167,8 @@ def _question(rng: random.Random) -> _Item:
         )
         for kind, (name, thing, colour, place) in zip(kinds, drawn, strict=True)
     ]
-    question, span = rng.choice(rng.choice(events).asked)
-    return _Item(" ".join(event.sentence for event in events), question, span)
+    question, answer = rng.choice(rng.choice(events).asked)
+    return _Item(" ".join(event.sentence for event in events), question, answer)
 
 
 # ---------------------------------------------------------------- dialogue → summary
@@ -198,6 +211,7 @@ def _meet(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
         rng.choice((f"Can we meet in the {s.place}?", f"Will you go to the {s.place} with me?")),
         rng.choice((f"No, in the {s.instead}.", f"The {s.place} is not clean. In the {s.instead}?")),
         rng.choice((f"Sure, {s.time}.", f"Good, {s.time} in the {s.instead}.")),
+        "Good.",
     ]
     return turns, f"{s.name} and {s.other} will meet in the {s.instead} {s.time}."
 
@@ -207,6 +221,7 @@ def _lose(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
         rng.choice((f"I lost the {s.colour} {s.thing}.", f"Where are the {s.colour} {s.thing}? I lost them.")),
         rng.choice((f"Look in the {s.place}.", f"I found some {s.thing} in the {s.place}.")),
         f"Thank you, {s.other}!",
+        "Sure.",
     ]
     return turns, f"{s.name} lost the {s.colour} {s.thing}. {s.other} said that the {s.thing} were in the {s.place}."
 
@@ -226,32 +241,66 @@ def _small_talk(rng: random.Random) -> Turns:
     """Nothing that a summary would tell, said about the same kinds of things."""
     return [
         f"{rng.choice(TIMES)} I was in the {rng.choice(PLACES)}.",
-        rng.choice(("I was cleaning.", f"I put some {rng.choice(OBJECTS)} in a {rng.choice(CONTAINERS)}.")),
+        rng.choice(("I was cleaning.", f"I put some {rng.choice(THINGS)} in a {rng.choice(CONTAINERS)}.")),
     ]
 
 
+def _scene(rng: random.Random, name: str, other: str) -> _Scene:
+    place, instead = rng.sample(PLACES, 2)
+    time = rng.choice(TIMES).replace("In", "in").replace("On", "on")
+    return _Scene(name, other, rng.choice(THINGS), rng.choice(COLOURS), place, instead, time)
+
+
 def _dialogue(rng: random.Random) -> _Item:
-    (name, other), (place, instead) = rng.sample(NAMES, 2), rng.sample(PLACES, 2)
-    scene = _Scene(
-        name=name,
-        other=other,
-        thing=rng.choice(OBJECTS),
-        colour=rng.choice(COLOURS),
-        place=place,
-        instead=instead,
-        time=rng.choice(TIMES).replace("In", "in").replace("On", "on"),
-    )
-    turns, summary = rng.choice(_DIALOGUES)(rng, scene)
-    said = (_small_talk(rng) if rng.random() < 0.5 else []) + turns
+    """Two different exchanges, each opened by the same person: every exchange has an even number of turns."""
+    name, other = rng.sample(NAMES, 2)
+    said, outcomes = (_small_talk(rng) if rng.random() < 0.5 else []), []
+    for kind in rng.sample(_DIALOGUES, 2):
+        turns, outcome = kind(rng, _scene(rng, name, other))
+        said += turns
+        outcomes.append(outcome)
     spoken = (f"{(name, other)[i % 2]}: {turn}" for i, turn in enumerate(said))
-    return _Item(" ".join(spoken), "", summary)
+    return _Item(" ".join(spoken), "", " ".join(outcomes))
+
+
+# ---------------------------------------------------------------- story → worked chain
+
+
+def _chain(rng: random.Random, name: str, thing: str) -> tuple[list[str], str]:
+    """(sentences about one person's things in their order, the sums and the last number)."""
+    held = rng.randint(LEAST_HELD, MOST_HELD)
+    sentences, sums = [f"{name} has {held} {thing}."], []
+    for _ in range(rng.randint(*STEPS)):
+        step = rng.randint(1, STEP)
+        gains = held - step < 0 or (rng.random() < 0.5 and held + step <= LARGEST)
+        after = held + step if gains else held - step
+        sentences.append(f"{name} {'finds' if gains else 'loses'} {step}.")
+        sums.append(f"{held} {'+' if gains else '-'} {step} = {after}.")
+        held = after
+    return sentences, f"{' '.join(sums)} So {name} has {held} {thing}."
+
+
+def _story(rng: random.Random) -> _Item:
+    """Two chains told in turns, and the question about one of them."""
+    people, things = rng.sample(NAMES, 2), rng.sample(THINGS, 2)
+    chains = [_chain(rng, name, thing) for name, thing in zip(people, things, strict=True)]
+    whose = [number for number, (sentences, _) in enumerate(chains) for _ in sentences]
+    rng.shuffle(whose)
+    left = [iter(sentences) for sentences, _ in chains]
+    about = rng.randrange(2)
+    question = f"How many {things[about]} has {people[about]} now?"
+    return _Item(" ".join(next(left[number]) for number in whose), question, chains[about][1])
 
 
 # ---------------------------------------------------------------- splits
 
 
-_ITEMS: dict[TextTask, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue}
-_SOURCES: dict[TextTask, str] = {"qa": "question: {question} context: {text}", "summary": "summarize: {text}"}
+_ITEMS: dict[TextTask, Callable[[random.Random], _Item]] = {"qa": _question, "summary": _dialogue, "count": _story}
+_SOURCES: dict[TextTask, str] = {
+    "qa": "question: {question} context: {text}",
+    "summary": "summarize: {text}",
+    "count": "count: {question} context: {text}",
+}
 
 
 def read_as(task: TextTask, text: str, question: str = "") -> str:
@@ -266,7 +315,7 @@ def read_as(task: TextTask, text: str, question: str = "") -> str:
 
 
 def split_of(text: str) -> Split:
-    """The one split in which a passage or dialogue may stand."""
+    """The one split in which a passage, a dialogue or a story may stand."""
     return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]
 
 
@@ -284,7 +333,7 @@ def _items(task: TextTask, split: Split, rng: random.Random) -> Iterator[_Item]:
 
 
 def _pair(task: TextTask, item: _Item) -> SourceTarget:
-    return SourceTarget(task, read_as(task, item.text, item.question), item.target, (item.target,))
+    return SourceTarget(task, read_as(task, item.text, item.question), item.target, (item.target,), item.text)
 
 
 def pairs(task: TextTask, split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
@@ -302,13 +351,16 @@ def pairs(task: TextTask, split: Split, limit: int | None, seed: int = 0) -> Ite
 # ---------------------------------------------------------------- span corruption
 
 
-def _texts(split: Split, rng: random.Random, seed: int) -> Iterator[str]:
-    """Documents of the world, and the pairs' texts with question and answer as running text."""
-    documents = world.documents("world:curriculum", split, seed)
+def _facts(rng: random.Random) -> str:
+    return " ".join(f"{name} is from {HOME[name]}." for name in rng.sample(NAMES, FACTS))
+
+
+def _texts(split: Split, rng: random.Random) -> Iterator[str]:
+    """Facts, which belong to no split, and the pairs' texts with question and answer as running text."""
     items = {task: _items(task, split, rng) for task in _ITEMS}
     while True:
-        if rng.random() < WORLD_SHARE:
-            yield next(documents)
+        if rng.random() < FACTS_SHARE:
+            yield _facts(rng)
         else:
             item = next(items[rng.choice(list(items))])
             yield " ".join(part for part in (item.text, item.question, item.target) if part)
@@ -350,7 +402,7 @@ def corrupt(text: str, rng: random.Random) -> SourceTarget:
         told += [sentinel, *words[first:last]]
         at = last
     target = " ".join(told)
-    return SourceTarget("corrupted", " ".join([*shown, *words[at:]]), target, (target,))
+    return SourceTarget("corrupted", " ".join([*shown, *words[at:]]), target, (target,), text)
 
 
 def corrupted(split: Split, limit: int | None, seed: int = 0) -> Iterator[SourceTarget]:
@@ -360,4 +412,4 @@ def corrupted(split: Split, limit: int | None, seed: int = 0) -> Iterator[Source
         BadArgument: unknown split.
     """
     rng = _stream("corrupted", split, seed)
-    return islice((corrupt(text, rng) for text in _texts(split, rng, seed)), limit)
+    return islice((corrupt(text, rng) for text in _texts(split, rng)), limit)

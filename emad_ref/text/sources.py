@@ -3,17 +3,21 @@
 ``world:premise``, ``world:mixed``   generated (``text.world``)
 ``wikitext``                         ``wikitext-2/`` of a data folder, else the hub's WikiText-2 (raw)
 ``pile``                             ``pile/`` of a data folder, else the hub's Pile validation documents
-PATH                                 a .txt file (documents split at blank lines), a .jsonl file (field ``text``),
-                                     or a folder with valid.txt and test.txt
+PATH                                 a .txt file (articles if it has WikiText headings, else paragraphs), a .jsonl file
+                                     (field ``text``), or a folder with valid.txt and test.txt
 
-Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest;
-otherwise documents are dealt to the splits by their number.
+Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest. What is
+shared is dealt in runs of consecutive documents, a file in one run per split, a stream in blocks: neighbours may be
+about one thing, above all paragraphs of one article, and a model calibrated on one of them has seen the other. Where
+documents are paragraphs, the one at each border belongs to no split.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError
@@ -27,11 +31,10 @@ HUB_SETS = {  # repository, configuration
     "pile": ("NeelNanda/pile-10k", None),
 }
 FOLDERS = {"wikitext": "wikitext-2", "pile": "pile"}
-DEALT: dict[Split, frozenset[int]] = {  # by document number modulo 4
-    "calibrate": frozenset({0}),
-    "validate": frozenset({1}),
-    "evaluate": frozenset({2, 3}),
-}
+Quarters = tuple[int, int]  # of a source's documents, in order: first, and first that belongs to others
+WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
+WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # what a test part leaves to share
+BLOCK = 25  # consecutive documents of a stream, whose end nobody knows, that stay in one split
 
 
 class CorpusUnavailable(EmadError):
@@ -56,9 +59,11 @@ def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None 
         if folder is not None and folder.is_dir():
             return folder_documents(folder, split)
         if corpus == "wikitext":
-            part = hub_documents(corpus, "test" if split == "evaluate" else "validation")
-            return part if split == "evaluate" else halved(part, split)
-        return dealt(hub_documents(corpus, "train"), split)
+            if split == "evaluate":
+                return hub_documents(corpus, "test")
+            shared = list(hub_documents(corpus, "validation"))
+            return iter(shared[slice(*bounds(len(shared), WITHOUT_TEST[split]))])
+        return blocks(hub_documents(corpus, "train"), split)
     if corpus in added("corpora"):
         mine: Documents = part_of("corpora", corpus)(split, seed, data)
         return mine
@@ -66,32 +71,43 @@ def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None 
     if path.is_dir():
         return folder_documents(path, split)
     if path.is_file():
-        return dealt(file_documents(path), split)
+        return file_part(path, WHOLE[split])
     known = ", ".join([*world.CORPORA, *FOLDERS, "self", *added("corpora")])
     raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
 
 
-def dealt(documents: Iterable[str], split: Split) -> Iterator[str]:
-    """The documents whose number modulo 4 belongs to ``split``."""
-    return (text for number, text in enumerate(documents) if number % 4 in DEALT[split])
+def blocks(documents: Iterable[str], split: Split) -> Iterator[str]:
+    """The documents of a stream of whole texts that belong to ``split``: every fourth block, or two of four."""
+    first, end = WHOLE[split]
+    return (text for number, text in enumerate(documents) if first <= number // BLOCK % 4 < end)
+
+
+def bounds(total: int, quarters: Quarters) -> tuple[int, int]:
+    """Numbers of the first document in ``quarters`` of ``total``, and of the first behind them.
+
+    >>> [bounds(10, quarters) for quarters in WHOLE.values()]
+    [(0, 3), (3, 5), (5, 10)]
+    """
+    first, end = (math.ceil(total * quarter / 4) for quarter in quarters)
+    return first, end
+
+
+def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
+    """The documents in ``quarters`` of a file, which is read once more to count them: it may not fit into memory."""
+    first, end = bounds(sum(1 for _ in file_documents(path)), quarters)
+    neighbours = first > 0 and path.suffix == ".txt" and not has_articles(path)
+    return islice(file_documents(path), first + neighbours, end)
 
 
 def folder_documents(folder: Path, split: Split) -> Iterator[str]:
-    """``evaluate`` from test.*, the other splits from valid.*; a folder without those names is refused."""
+    """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
     stem = "test" if split == "evaluate" else "valid"
     found = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
     if not found:
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
-    documents = file_documents(found[0])
-    return documents if split == "evaluate" else halved(documents, split)
-
-
-def halved(documents: Iterable[str], split: Split) -> Iterator[str]:
-    """Even documents to ``calibrate``, odd ones to ``validate``."""
-    parity = {"calibrate": 0, "validate": 1}[split]
-    return (text for number, text in enumerate(documents) if number % 2 == parity)
+    return file_documents(found[0]) if split == "evaluate" else file_part(found[0], WITHOUT_TEST[split])
 
 
 def file_documents(path: Path) -> Iterator[str]:
@@ -103,7 +119,7 @@ def file_documents(path: Path) -> Iterator[str]:
 
 def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
-    wikitext = any(is_heading(line) for line in lines_of(path))
+    wikitext = has_articles(path)
     document: list[str] = []
     for line in lines_of(path):
         if is_heading(line) if wikitext else not line.strip():
@@ -111,6 +127,11 @@ def text_documents(path: Path) -> Iterator[str]:
             document = []
         document.append(line)
     yield "".join(document)
+
+
+def has_articles(path: Path) -> bool:
+    """Whether a text file tells where one article ends: by WikiText's headings."""
+    return any(is_heading(line) for line in lines_of(path))
 
 
 def is_heading(line: str) -> bool:

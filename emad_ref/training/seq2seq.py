@@ -1,13 +1,16 @@
-"""How the bundled encoder-decoders are made: span corruption on the world, then its two tasks.
+"""How the bundled encoder-decoders are made: span corruption on the pairs' texts, then their three tasks.
 
-``emad-t5-tiny``        pre-trained only: words of the world's texts hidden and told (``text/pairs.corrupted``).
-``emad-t5-tiny-tuned``  the same weights, tuned on question → span and dialogue → summary.
+``emad-t5-tiny``        pre-trained only: words of the texts hidden and told (``text/pairs.corrupted``).
+``emad-t5-tiny-tuned``  the same weights, tuned on question → answer, dialogue → summary, story → worked chain.
 
-Both are small T5s (Raffel et al. 2020; ReLU, tied head): 4 encoder layers, 8 decoder layers, the tokenizer of the
-causal models with sentinels and a few words of the tasks added. Both stages minimise CALM's layer-weighted loss
+Both are small T5s (Raffel et al. 2020; ReLU, tied head): a shallow encoder, so that the decoder has work to do, and a
+decoder deep enough for the paper's minimum layers to lie apart. Both stages minimise CALM's layer-weighted loss
 (Schuster et al. 2022, §3.4): loss = Σ_i w_i · CE(head(norm(h_i))) with w_i = i / Σ_j j over the decoder's layers, so
-that what an early exit reads has been trained; the two models differ in the tuning alone. Tuning stops early on
-purpose: after 700 steps every answer is right from layer 1 on, and no exit could cost anything.
+that what an early exit reads has been trained; the two models differ in the tuning alone. Each step reads the last
+layer and ``early_read`` others, drawn anew and weighted so that the expectation is that loss: heads are dear here.
+
+The tokenizer is made of words, as SentencePiece would: every word of the texts is one piece, and bytes stand for the
+rest. A thousand and more words that the head must tell apart are what makes pruning a vocabulary mean something.
 
 This module knows nothing of how text is drawn, and of decoding.
 """
@@ -15,36 +18,36 @@ This module knows nothing of how text is drawn, and of decoding.
 from __future__ import annotations
 
 import random
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.pairs import SENTINELS, SourceTarget, corrupted, pairs
+from emad_ref.text.lexicon import COLOURS, LARGEST, NAMES, PLACES, THINGS, TOWNS
+from emad_ref.text.pairs import SENTINELS, SourceTarget, TextTask, corrupted, pairs
 from emad_ref.training import causal
-from emad_ref.training.recipe import END_OF_TEXT, Family, Recipe
+from emad_ref.training.recipe import Family, Recipe
 
-PAD, PAD_ID = "<pad>", 512
-# Words of the tasks that the causal models' corpus lacks; without them each would be spelt in letters.
-WORDS = (
-    "question:", " context:", "summarize:", " take", " Take", " you", " lost", " did", " will", " Thank", " Sure",
-    " Where", " Who", " What", " meet", " give",
-)  # fmt: skip
-# What follows an added word is opened by a space of its own; read back, "will ," is "will," again.
-AFTER_A_WORD = rf"(?<={'|'.join(word.strip() for word in WORDS)}) (?=[,.!?])"
-VOCABULARY = PAD_ID + 1 + len(SENTINELS) + len(WORDS)
+PAD, END, UNKNOWN = "<pad>", "</s>", "<unk>"  # T5's own, at T5's ids
+PAD_ID, END_ID = 0, 1
+SPACE = "▁"
+WORD = re.compile(r" ?\w+| ?[^\w\s]")
+READ_FOR_WORDS = 2000  # pairs of each task whose words become pieces beside the lexicon's
 IGNORED = -100  # PyTorch's own mark for targets that are not scored
-QUESTIONS_PER_DIALOGUE = 3  # a span has four tokens, a summary twenty: in equal shares the loss is about summaries
+SHARES: dict[TextTask, int] = {"qa": 4, "summary": 1, "count": 3}  # in equal shares the loss is about summaries
 POOL = 16  # batches sorted by length together: less padding
 
 
@@ -53,12 +56,13 @@ class Seq2SeqRecipe(Recipe):
     """A recipe whose ``layers`` are the decoder's; ``starts_from`` names the bundled model that is tuned."""
 
     family: str = "seq2seq"
-    encoder_layers: int = 4
-    layers: int = 8
+    encoder_layers: int = 3
+    layers: int = 10
     hidden: int = 128
     heads: int = 4
     head_size: int = 24
-    feed_forward: int = 256
+    feed_forward: int = 160
+    early_read: int = 3  # layers below the last whose loss one step reads
     batch: int = 32
     window: int = 128  # longest source in tokens
     matrix_rate: float = 0.02
@@ -69,8 +73,8 @@ class Seq2SeqRecipe(Recipe):
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Seq2SeqRecipe("emad-t5-tiny", steps=1500),
-        Seq2SeqRecipe("emad-t5-tiny-tuned", steps=240, matrix_rate=0.01, other_rate=5e-3, starts_from="emad-t5-tiny"),
+        Seq2SeqRecipe("emad-t5-tiny", steps=700),
+        Seq2SeqRecipe("emad-t5-tiny-tuned", steps=2000, starts_from="emad-t5-tiny"),
     )
 }
 
@@ -80,27 +84,45 @@ def weights_of(name: str) -> Path:
     return Path(str(files("emad_ref.models") / "weights")) / name
 
 
+@cache
+def pieces() -> tuple[str, ...]:
+    """Every piece in the order of its id: T5's special tokens, sentinels, bytes, the lexicon, other words."""
+    numbers = tuple(map(str, range(LARGEST + 1)))
+    lexicon = [f" {word}" for word in dict.fromkeys((*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *numbers))]
+    seen: Counter[str] = Counter()
+    for task in SHARES:
+        for pair in pairs(task, "train", READ_FOR_WORDS):
+            seen.update(WORD.findall(f" {pair.source}"))
+            seen.update(WORD.findall(f" {pair.target}"))
+    # the sentence about a home stands in no pair
+    seen.update(WORD.findall(" is from."))
+    others = sorted(set(seen) - set(lexicon))
+    known = (PAD, END, UNKNOWN, *SENTINELS, *(f"<0x{byte:02X}>" for byte in range(256)))
+    words = (piece.replace(" ", SPACE) for piece in (" ", *lexicon, *others))
+    return (*known, *words)
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of the bundled encoder-decoders."""
-    return tokenizer_from(weights_of("emad-tiny"))
+    """The tokenizer of the bundled encoder-decoders: a unigram model of equally likely pieces, as T5's is of learned.
 
-
-def tokenizer_from(folder: Path) -> PreTrainedTokenizerFast:
-    """The tokenizer of a causal bundled model, with padding, sentinels and words added; ids below 512 stay.
-
-    Every text is opened by a space, so that a word is the same token first and later, and closed by end-of-text.
+    A text is cut into as few pieces as can be. It is opened by a space, so that a word is the same token first and
+    later, and closed by the end-of-text token.
     """
-    bpe = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    bpe.add_special_tokens([AddedToken(text, normalized=False) for text in (PAD, *SENTINELS)])
-    bpe.add_tokens([AddedToken(text, normalized=False) for text in WORDS])
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    bpe.decoder = decoders.Sequence(
-        [decoders.ByteLevel(), decoders.Replace(Regex(AFTER_A_WORD), ""), decoders.Strip(content=" ", left=1, right=0)]
+    model = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces()], unk_id=2, byte_fallback=True))
+    # a sentinel takes the space before it along, which else were a piece of its own
+    model.add_special_tokens([AddedToken(text, lstrip=True, normalized=False) for text in SENTINELS])
+    model.add_special_tokens([AddedToken(text, normalized=False) for text in (PAD, END, UNKNOWN)])
+    model.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
+    model.decoder = decoders.Sequence(
+        [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    end = bpe.token_to_id(END_OF_TEXT)
-    bpe.post_processor = processors.TemplateProcessing(single=f"$A {END_OF_TEXT}", special_tokens=[(END_OF_TEXT, end)])
+    model.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=[(END, END_ID)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=bpe, eos_token=END_OF_TEXT, pad_token=PAD, additional_special_tokens=list(SENTINELS)
+        tokenizer_object=model,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        additional_special_tokens=list(SENTINELS),
     )
 
 
@@ -114,7 +136,7 @@ def initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
     """Random weights from the recipe's seed; the caller's generator is left as it was."""
     config: Any = AutoConfig.for_model(
         "t5",
-        vocab_size=VOCABULARY,
+        vocab_size=len(pieces()),
         d_model=recipe.hidden,
         d_kv=recipe.head_size,
         d_ff=recipe.feed_forward,
@@ -127,7 +149,7 @@ def initial_model(recipe: Seq2SeqRecipe) -> T5ForConditionalGeneration:
         tie_word_embeddings=True,
         pad_token_id=PAD_ID,
         decoder_start_token_id=PAD_ID,
-        eos_token_id=0,
+        eos_token_id=END_ID,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
@@ -162,10 +184,10 @@ def drawn(recipe: Seq2SeqRecipe) -> Iterator[SourceTarget]:
     """Endless training pairs of the recipe's stage."""
     if not recipe.starts_from:
         yield from corrupted("train", None, recipe.seed)
-    qa, summary = pairs("qa", "train", None, recipe.seed), pairs("summary", "train", None, recipe.seed)
+    streams = {task: pairs(task, "train", None, recipe.seed) for task in SHARES}
     while True:
-        yield from islice(qa, QUESTIONS_PER_DIALOGUE)
-        yield next(summary)
+        for task, share in SHARES.items():
+            yield from islice(streams[task], share)
 
 
 def batch_of(rows: list[tuple[list[int], list[int]]], pad: int) -> Batch:
@@ -191,8 +213,20 @@ def batches(recipe: Seq2SeqRecipe, tokenizer: PreTrainedTokenizerFast) -> Iterat
         yield from (batch_of(part, tokenizer.pad_token_id) for part in cut)
 
 
+def layers_scored(recipe: Seq2SeqRecipe, batch: Batch) -> tuple[list[int], Tensor]:
+    """(layers from 1, the last one last; weights float32 of their losses): CALM's loss in expectation.
+
+    Which layers below the last are drawn follows from the batch, so that training needs no generator of its own.
+    """
+    weights, below = layer_weights(recipe.layers), recipe.layers - 1
+    drawn = sorted(random.Random(f"layers/{batch.target.sum().item()}").sample(range(1, below + 1), recipe.early_read))
+    scale = torch.tensor([below / recipe.early_read] * recipe.early_read + [1.0])
+    layers = [*drawn, recipe.layers]
+    return layers, weights[[layer - 1 for layer in layers]] * scale
+
+
 def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Batch) -> tuple[Tensor, Tensor]:
-    """(CALM's weighted loss, cross-entropy of the last layer in nats per target token)."""
+    """(CALM's weighted loss as sampled, cross-entropy of the last layer in nats per target token)."""
     encoded = model.encoder(input_ids=batch.source, attention_mask=batch.mask).last_hidden_state
     decoder = model.decoder
     body = decoder(
@@ -202,13 +236,14 @@ def loss_of(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe, batch: Bat
         output_hidden_states=True,
         use_cache=False,
     )
-    early = [decoder.final_layer_norm(state) for state in body.hidden_states[1:-1]]  # [0] is the embedding
+    layers, weights = layers_scored(recipe, batch)
+    early = [decoder.final_layer_norm(body.hidden_states[layer]) for layer in layers[:-1]]  # [0] is the embedding
     real = batch.target != IGNORED
     states = torch.stack([*early, body.last_hidden_state])[:, real]  # [layers, tokens, hidden]
     logits = model.lm_head(states * model.config.d_model**-0.5)  # tied head: scaled as T5 does
     target = batch.target[real].expand(len(states), -1)
     each = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape).mean(dim=1)
-    return (layer_weights(len(each)) * each).sum(), each[-1].detach()
+    return (weights * each).sum(), each[-1].detach()
 
 
 def optimisers(model: T5ForConditionalGeneration, recipe: Seq2SeqRecipe) -> list[torch.optim.Optimizer]:

@@ -26,6 +26,8 @@ Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+COUNTED = ("documents", "items", "pairs")  # nouns of ``units``
+TO_SURVIVE = "_to_survive"
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class Claim:
     """One row of the register.
 
     ``thresholds`` name → number, the unit in the name; rises, drops, reductions and shares are fractions.
-    ``minimum``    what is counted (``documents``, ``items``, ``pairs``) → smallest n that decides anything.
+    ``minimum``    what is counted (a word of ``COUNTED``) → smallest n that decides anything; ``documents_to_survive``
+                   and so on → smallest n with which a leg may survive, where that is more.
     ``gate``       whether a run fails when the claim is falsified.
     ``requires``   the ``--emad-require`` word under which an undecided premise fails the run; ``""`` = none.
     """
@@ -164,6 +167,8 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
     """
     shipped = resources.files(__package__).joinpath("register.toml").read_text(encoding="utf-8")
     register = {name: Claim(id=name, **row) for name, row in tomllib.loads(shipped).items()}
+    for name, claim in register.items():
+        _check_minimum(claim.minimum, f"register.toml: {name}")
     for file in registers():
         for name, row in _user_rows(file).items():
             register[name] = _added(name, row, file, register)
@@ -191,7 +196,23 @@ def _added(name: str, row: Any, file: Path, register: Mapping[str, Claim]) -> Cl
     for field_name, known in (("kind", get_args(Kind)), ("requires", get_args(Requirement))):
         if row[field_name] not in known:
             raise BadArgument(f"{file}: {name}: {field_name}", row[field_name], f"one of {', '.join(map(repr, known))}")
+    _check_minimum(row["minimum"], f"{file}: {name}")
     return Claim(id=name, **row)
+
+
+def _check_minimum(minimum: Any, where: str) -> None:
+    """Known words, whole numbers, and no leg that may survive with fewer than decide anything."""
+    if not isinstance(minimum, dict):
+        raise BadArgument(f"{where}: minimum", minimum, "a table", "write minimum = { documents = 30 }")
+    known = [*COUNTED, *(noun + TO_SURVIVE for noun in COUNTED)]
+    for noun, n in minimum.items():
+        if noun not in known:
+            raise BadArgument(f"{where}: minimum", noun, f"one of {', '.join(known)}", "n counts what is resampled")
+        if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+            raise BadArgument(f"{where}: minimum.{noun}", n, "a whole number of at least 1")
+        least = minimum.get(noun.removesuffix(TO_SURVIVE), 0)
+        if n < least:
+            raise BadArgument(f"{where}: minimum.{noun}", n, f"at least {least}", "fewer decide nothing at all")
 
 
 def _user_rows(path: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What a verdict does to whoever asked: whether it fails a run, warns, or neither. The same for pytest and ``emad``.
 
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive where that fails;
-- gate ``known``: the verdict differs from the one on record for this claim, model and corpus;
+- gate ``known``: the verdict is none of those on record for such a run (``known``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 
 Standard library only.
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from emad_ref.verdict.known import MACHINE_BOUND, Expected
 
 GATES: tuple[str, ...] = ("paper", "known")
 INCONCLUSIVE: tuple[str, ...] = ("warn", "fail")
@@ -38,19 +39,19 @@ class Consequence:
     warning: str = ""
 
 
-def consequence(verdict: Verdict, claim: Claim, gating: Gating, expected: str | None) -> Consequence:
+def consequence(verdict: Verdict, claim: Claim, gating: Gating, expected: Expected | None) -> Consequence:
     """Apply requirement, gate and known verdict; ``verdict.gate`` already says whether the row gates.
 
-    ``expected``: the verdict on record, None where there is none.
+    ``expected``: what is on record, None where nothing is. Rows on time and energy never are: nothing is asked of them.
     """
     said = describe(verdict)
     if verdict.verdict in UNDECIDED and claim.requires in gating.require:
         return Consequence(f"{said} --emad-require {claim.requires} asks for a decision.")
     if gating.gate == "known":
-        if expected is not None and expected != verdict.verdict:
-            return Consequence(f"{said} The verdict on record is {expected}: --emad-gate known fails on any change.")
-        if expected is None and "golden" in gating.require:
-            return Consequence(f"{said} No verdict is on record for it, and --emad-require golden asks for one.")
+        if expected is not None and verdict.verdict not in expected.outcomes:
+            return Consequence(f"{said} The verdict on record is {expected.said}: gate known fails on any change.")
+        if expected is None and "golden" in gating.require and claim.requires not in MACHINE_BOUND:
+            return Consequence(f"{said} No verdict is on record for it, and golden is required.")
         return Consequence()
     if not verdict.gate:
         return Consequence()

@@ -1,28 +1,32 @@
-"""Where legs meet: estimates become legs, Holm corrects them together, and legs become a row.
+"""Where legs meet: estimates become legs, Holm corrects what falsifies, and legs become a row.
 
-Every question goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``corrected`` applies
-Holm in each direction, ``row`` combines. The rules, which bind every claim:
+Every question goes through here, whatever it measures: ``weighed`` gives a leg its two p-values, ``corrected`` decides,
+``row`` combines. The rules, which bind every claim (METHODS, "Level"):
 
 - Each leg is tested one-sided against its threshold at 5 %, in both directions: shown to be beyond it → ``falsified``,
   shown to be inside → ``survived``, neither → ``inconclusive``. A good point estimate alone decides nothing.
-- Holm's correction over the legs, separately for each direction. ``other_legs`` counts gating legs of the same run that
-  are decided elsewhere; their p-values count as 1, so the correction stays valid, if conservative.
-- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm.
+- One falsified leg falsifies the row, so that ``falsified`` carries Holm's correction over the legs. ``other_legs``
+  counts gating legs of the same run that are decided elsewhere; their p-values count as 1, so the correction stays
+  valid, if conservative.
+- All legs must survive for the row to survive: an intersection–union test (Berger 1982), whose level is that of its
+  legs. Each is tested at 5 % on its own; a correction would only cost power.
+- Below the row's minimum n a leg is inconclusive and names the n needed; it takes no part in Holm. A row may ask for
+  more before it lets a leg survive: few documents cannot show that none of them is ruined.
 - ``combine`` is the one place where legs become a row.
 
-Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold may still be inconclusive
-among many, and then says so. Identities have no interval (``exact``).
+Intervals are two-sided 95 % and not corrected: a leg whose interval clears the threshold on the wrong side may still be
+inconclusive among many, and then says so. Identities have no interval (``exact``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from emad_ref.verdict.claims import TO_SURVIVE, Claim, Leg, Outcome, Verdict
 from emad_ref.verdict.interval import Estimate, holm, needed_n
 
 LEVEL = 0.05  # one-sided, against the threshold
@@ -87,57 +91,87 @@ def unseen(name: str, reason: str) -> Leg:
 
 @dataclass(frozen=True)
 class Tested:
-    """A leg before Holm: outcome still open; ``needed`` gives, for a level, about how many of ``noun`` would decide."""
+    """A leg before it is decided.
+
+    ``needed``      gives, for a level, about how many of ``noun`` would decide it.
+    ``to_survive``  smallest n with which the leg may survive; 0 where the row asks for no more than to decide at all.
+    """
 
     leg: Leg
     noun: str
     needed: Callable[[float], int | None]
+    to_survive: int = 0
 
 
 def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> Tested:
     """``bad``: on which side of the threshold the claim fails, ``above`` or ``below``."""
     noun = estimate.noun
+    to_survive = minimum.get(noun + TO_SURVIVE, 0)
     leg = Leg(name, "inconclusive", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit)
     if estimate.n < minimum.get(noun, 0):
         short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
-        return Tested(replace(leg, reason=short), noun, lambda error: minimum[noun])
+        return Tested(replace(leg, reason=short), noun, lambda error: minimum[noun], to_survive)
     falsify, survive = estimate.p_above, estimate.p_below
     if bad == "below":
         falsify, survive = survive, falsify
-    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason="" if leg.interval else estimate.method)
-    return Tested(leg, noun, lambda error: needed_n(estimate, error))
+    tied = falsify == survive == 1  # nothing is shown, of either side
+    said = estimate.method if tied or not leg.interval else ""
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=said)
+    return Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive)
 
 
 def corrected(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
-    """Holm in each direction over the legs that have p-values; the others keep their reason for being undecided."""
+    """Legs with p-values decided: falsified after Holm, survived at 5 % each; the others keep why they are open."""
     family = [
         (test, falsify, survive)
         for test in tests
         if (falsify := test.leg.p_falsify) is not None and (survive := test.leg.p_survive) is not None
     ]
     against = holm([falsify for _, falsify, _ in family], other_legs)
-    inside = holm([survive for _, _, survive in family], other_legs)
-    outcome: dict[int, Leg] = {}
-    for (test, _, _), p_falsify, p_survive in zip(family, against, inside, strict=True):
-        if p_falsify <= LEVEL:
-            outcome[id(test)] = replace(test.leg, outcome="falsified")
-        elif p_survive <= LEVEL:
-            outcome[id(test)] = replace(test.leg, outcome="survived")
-        else:
-            outcome[id(test)] = replace(test.leg, reason=_why_open(test, len(family) + other_legs))
-    return [outcome.get(id(test), test.leg) for test in tests]
+    decided = {
+        id(test): _decided(test, adjusted <= LEVEL, survive <= LEVEL, len(family) + other_legs)
+        for (test, _, survive), adjusted in zip(family, against, strict=True)
+    }
+    return [decided.get(id(test), test.leg) for test in tests]
 
 
-def _why_open(test: Tested, family: int) -> str:
-    leg, number = test.leg, test.needed(LEVEL / family)
-    parts = [leg.reason] if leg.reason else []
-    if min(p for p in (leg.p_falsify, leg.p_survive) if p is not None) <= LEVEL:
-        parts.append(f"decided alone, but not after Holm over {family} legs")
+def _decided(test: Tested, falsified: bool, holds: bool, family: int) -> Leg:
+    leg = test.leg
+    if falsified:
+        return replace(leg, outcome="falsified")
+    if not holds:
+        return replace(leg, reason=_said(leg.reason, *_why_open(test, family)))
+    if leg.n < test.to_survive:
+        return replace(
+            leg, reason=_said(leg.reason, f"at least {test.to_survive} are needed to survive: {_unexcluded(test)}")
+        )
+    return replace(leg, outcome="survived", reason=_said(leg.reason, _unexcluded(test) if test.to_survive else ""))
+
+
+def _unexcluded(test: Tested) -> str:
+    """The rule of three: with no failure among n, 95 % confidence leaves a share of 3 / n."""
+    n = test.leg.n
+    return f"{n} {test.noun} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail"
+
+
+def _said(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
+
+
+def _why_open(test: Tested, family: int) -> Iterator[str]:
+    leg = test.leg
+    assert leg.p_falsify is not None
+    assert leg.p_survive is not None
+    if leg.p_falsify == leg.p_survive == 1:
+        return  # a tie, or a single unit, whose reason is said; no number of such units would decide
+    falling = leg.p_falsify < leg.p_survive
+    number = test.needed(LEVEL / family if falling else LEVEL)
+    if leg.p_falsify <= LEVEL:
+        yield f"falsified alone, but not after Holm over {family} legs"
     if number is None:
-        parts.append(f"too near the threshold for any number of {test.noun}")
-    elif number > leg.n:
-        parts.append(f"about {number:,} {test.noun} would decide it if the estimate stands")
-    return "; ".join(parts)
+        yield f"too near the threshold for any number of {test.noun}"
+    elif (number := number if falling else max(number, test.to_survive)) > leg.n:
+        yield f"about {number:,} {test.noun} would decide it if the estimate stands"
 
 
 def finite(estimate: Estimate) -> tuple[float, float] | None:
@@ -148,10 +182,10 @@ def finite(estimate: Estimate) -> tuple[float, float] | None:
 def row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
     outcome, leg = combine(legs)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
-    here = sum(other.outcome == outcome for other in part)
+    here = sum(other.outcome == leg.outcome for other in part)  # what decided may be unmeasured where the row is open
     reason = leg.reason or leg.name
     if len(part) > 1:
-        count = f"all {here} legs" if here == len(part) else f"{here} of {len(part)} legs {outcome}"
+        count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
         near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
         reason = f"{count}; {near}: {leg.name}" + (f" ({leg.reason})" if leg.reason else "")
     return Verdict(

@@ -1,19 +1,20 @@
 """What is resampled, as types: one entry per document, per item or per timed pair, so that none passes for another.
 
 Windows cut from one document are not independent, nor are questions about one paragraph, nor tokens of either. A column
-of windows becomes a column of documents through ``ByDocument.summed`` and in no other way.
+of windows becomes a column of documents through ``ByDocument.summed`` and in no other way. A column of items says which
+of them belong together: questions about one paragraph, repeats of one item.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
-from emad_ref.record import Ints
+from emad_ref.record import Bools, Ints
 
 
 @dataclass(frozen=True, eq=False)  # holds an array: a column is itself, not its values
@@ -35,32 +36,126 @@ class Units:
         """Other ``values`` of the same units, in the same order."""
         if len(values) != len(self.values):
             raise BadArgument("values", len(values), f"{len(self.values)} entries", f"one for each of the {self.noun}")
-        return type(self)(values)
+        return replace(self, values=values)
+
+    def among(self, seen: Bools) -> Self:
+        """Those units only of which ``seen`` [units] is true."""
+        return replace(self, values=self.values[seen])
+
+    @property
+    def names(self) -> Ints | None:
+        """[units] what tells units apart or together, where they have such numbers: two columns are paired by them."""
+        return None
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[n, …] ``values``, summed over those that depend on each other: what is resampled, and what n counts."""
+        return self.values
 
 
+@dataclass(frozen=True, eq=False)
 class ByDocument(Units):
-    """One entry per document: its windows are summed."""
+    """One entry per document: its windows are summed.
 
+    ``number`` int64 [documents]: which document each entry is, no two the same. Windows know theirs, and so become
+    documents through ``summed`` alone; documents that were never cut are ``ByDocument.distinct``.
+
+    Raises:
+        BadArgument: two entries of one document; another count of numbers than of entries.
+    """
+
+    number: Ints
     noun = "documents"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if np.shape(self.number) != (len(self.values),):
+            expected = f"int64 [{len(self.values)}]"
+            raise BadArgument("number", np.shape(self.number), expected, "one number for each document")
+        if len(np.unique(self.number)) < len(self.number):
+            entries, documents = len(self.number), len(np.unique(self.number))
+            expected = f"one entry for each of {documents} documents"
+            raise BadArgument("number", f"{entries} entries", expected, "sum windows first: ByDocument.summed")
+
+    @classmethod
+    def distinct(cls, values: NDArray[Any]) -> ByDocument:
+        """Documents that were taken whole, and none of which is part of another."""
+        return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
 
     @classmethod
     def summed(cls, values: NDArray[Any], document: DocumentOf) -> ByDocument:
         """Sums of ``values`` [n, …] within each document, in the order of their numbers.
 
-        >>> windows = DocumentOf(np.array([0, 0, 1]))
-        >>> ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows).values
-        array([5., 4.])
+        >>> windows = DocumentOf(np.array([0, 0, 4]))
+        >>> found = ByDocument.summed(np.array([2.0, 3.0, 4.0]), windows)
+        >>> found.values, found.number
+        (array([5., 4.]), array([0, 4]))
 
         Raises:
             BadArgument: another number of entries than ``document`` has.
         """
-        return cls(document.sums(np.asarray(values)))
+        return cls(document.sums(np.asarray(values)), np.unique(document.number))
+
+    def among(self, seen: Bools) -> Self:
+        """Those documents only of which ``seen`` [documents] is true, under their numbers."""
+        return replace(self, values=self.values[seen], number=self.number[seen])
+
+    @property
+    def names(self) -> Ints | None:
+        return self.number
 
 
+@dataclass(frozen=True, eq=False)
 class ByItem(Units):
-    """One entry per item of a task: a question, a source to summarise."""
+    """One entry per item of a task: a question, a source to summarise.
 
+    ``cluster`` int64 [items]: items of one number depend on each other (questions about one paragraph, repeats of one
+    item) and count as one independent item. Items known to be independent are ``ByItem.distinct``.
+
+    Raises:
+        BadArgument: another number of clusters than of items, or clusters that are no whole numbers.
+    """
+
+    cluster: Ints
     noun = "items"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        cluster = np.asarray(self.cluster)
+        if cluster.shape != (len(self.values),) or not np.issubdtype(cluster.dtype, np.integer):
+            found, expected = f"{cluster.dtype}{list(cluster.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("cluster", found, expected, "one number per item; ByItem.distinct where all differ")
+
+    @classmethod
+    def distinct(cls, values: NDArray[Any]) -> ByItem:
+        """Items of which none depends on another.
+
+        >>> len(ByItem.distinct(np.array([True, False])).independent)
+        2
+        """
+        return cls(values, np.arange(np.shape(values)[0] if np.ndim(values) else 0, dtype=np.int64))
+
+    def among(self, seen: Bools) -> Self:
+        """Those items only of which ``seen`` [items] is true, in their clusters."""
+        return replace(self, values=self.values[seen], cluster=self.cluster[seen])
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[clusters, …] sums of ``values`` within each cluster; the values themselves where every item is its own.
+
+        >>> ByItem(np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])).independent
+        array([3., 4.])
+        """
+        return self.values if self.all_distinct else DocumentOf(self.cluster).sums(self.values)
+
+    @property
+    def names(self) -> Ints | None:
+        return self.cluster
+
+    @property
+    def all_distinct(self) -> bool:
+        """Whether every item is a cluster of its own."""
+        return len(np.unique(self.cluster)) == len(self.cluster)
 
 
 class ByPair(Units):
@@ -88,6 +183,8 @@ class DocumentOf:
         """[documents, …] sums of ``values`` [n, …] within each document."""
         if len(values) != len(self.number):
             raise BadArgument("values", len(values), f"{len(self.number)} entries", "one per token or window")
+        if values.dtype == np.bool_:
+            values = values.astype(np.int64)  # sums of booleans count
         _, first = np.unique(self.number, return_index=True)
         if (np.diff(self.number) < 0).any():
             order = np.argsort(self.number, kind="stable")

@@ -1,4 +1,4 @@
-"""Are greedy tokens and depths those that were once recorded for these weights?"""
+"""Are greedy tokens and depths those that were once recorded for these weights, on text of the same seed?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_tokens_and_depths_are_the_golden_ones(
         "emitted": [e.tolist() for e in record.emitted],
         "depths": [record.tokens.of(row, phase=1).depth.tolist() for row in range(ROWS)],
     }
-    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{subject.dtype}-{evidence.corpus}-greedy", found)
+    read = f"{evidence.corpus}-seed-{subject.seed}"
+    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{subject.dtype}-{read}-greedy", found)
     if golden is None:
         emad_record.note(f"{evidence.name}: golden row not applicable (no golden recorded)")
         return

@@ -12,11 +12,12 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.calibration.trace import TokenSequence, lens_logits, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE
-from emad_ref.replay import argmax_at, derived_work, replay
+from emad_ref.replay import argmax_at, decode_flops, decode_work, derived_work, replay
 from emad_ref.schedule import monotone
 from emad_ref.signals import LAYERWISE
 
@@ -148,6 +149,16 @@ def test_derived_work_is_counted_work(stepper, sequences, trace, point):
             session.feed(token[None, None])
         counted = session.work if counted is None else counted + session.work
     assert counted == decode + prompt, counted.difference(decode + prompt)
+
+
+def test_flops_by_sequence_are_those_of_the_work_of_each_sequence_alone(stepper, sequences, trace, point):
+    expected, geometry = replay(trace, point), stepper.geometry
+    by_sequence = decode_flops(trace, expected, geometry)
+    assert by_sequence.sum() == flops(decode_work(trace, expected.depth, point, expected.macs_per_row), geometry).total
+    for number in range(len(sequences)):
+        alone = trace.reordered(np.array([number]))
+        depth = expected.depth[trace.starts[number] : trace.starts[number + 1]]
+        assert by_sequence[number] == flops(decode_work(alone, depth, point, expected.macs_per_row), geometry).total
 
 
 def test_emitted_tokens_are_the_argmax_that_replay_sees(stepper, trace, point):

@@ -17,13 +17,14 @@ from emad_ref.calibration.rules import Rule
 from emad_ref.calibration.trace import TokenSequence, Trace, joined, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Prompt
 from emad_ref.record import DECODE, READOUTS, Floats, Ints, Work
-from emad_ref.replay import decode_work, derived_work, replay, replay_all
+from emad_ref.replay import decode_flops, decode_work, derived_work, replay, replay_all
 from tests.laws.test_confidence import RULES as EVERY_RULE
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
@@ -99,6 +100,8 @@ def require_equal(family: str, trace: Trace, point: OperatingPoint) -> Ints:
         counted.append(work)
     if family != "t5":  # what a source costs is counted, not derived
         decode, prompt = derived_work(trace, point, found.depth, found.macs_per_row)
+        geometry = stepper_of(family).geometry
+        assert decode_flops(trace, found, geometry).sum() == flops(decode, geometry).total
         whole = sum(counted, Work.none(LAYERS))
         assert whole == decode + prompt, whole.difference(decode + prompt)
     return found.depth

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
+from emad_ref.questions.register import questions_of
+from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.known import MACHINE_BOUND, SCHEMA, VERDICTS, settled
 from tests.plugin.conftest import Run, report_of
 
 FAILS, PASSES = pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.OK
@@ -82,13 +86,20 @@ def test_an_inconclusive_gate_warns(project: pytest.Pytester, run: Run) -> None:
     run().stdout.fnmatch_lines(["*EmadWarning: EMAD-F1 on emad-tiny: inconclusive.*"])
 
 
-KNOWN = [{"claim": "EMAD-F1", "model": "emad-tiny", "corpus": "world:premise", "verdict": "survived"}]
+def on_record(*seeds: str, claim: str = "EMAD-F1", model: str = "emad-tiny", **key: str) -> dict[str, Any]:
+    """An entry whose seeds 0, 1, … gave ``seeds``."""
+    given = {str(number): outcome for number, outcome in enumerate(seeds)}
+    entry = {"claim": claim, "model": model, "corpus": "world:premise", "budget": "smoke", "options": ""} | key
+    return entry | {"name": "emad-tiny", "seeds": given, "verdict": settled(given)}
 
 
-def golden(project: pytest.Pytester, entries: object = KNOWN) -> None:
+KNOWN = on_record("survived", "survived", "survived")
+
+
+def golden(project: pytest.Pytester, *entries: dict[str, Any], schema: int = SCHEMA) -> None:
     folder = project.path / "goldens"
     folder.mkdir()
-    (folder / "verdicts.json").write_text(json.dumps(entries))
+    (folder / VERDICTS).write_text(json.dumps({"schema": schema, "verdicts": entries or [KNOWN]}))
 
 
 @pytest.mark.parametrize(
@@ -112,27 +123,106 @@ def test_gate_known_fails_on_any_change(
 
 
 def test_gate_known_accepts_a_falsified_row_that_is_known_to_be(project: pytest.Pytester, run: Run) -> None:
-    golden(project, [KNOWN[0] | {"verdict": "falsified"}])
+    golden(project, on_record("falsified", "falsified", "falsified"))
     one_verdict(project, "falsified", call=", 'world:premise'")
     assert run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-report", "out").ret == PASSES
     assert report_of(project.path / "out")["claims"][0]["gate"] is True
 
 
-def test_gate_known_prefers_the_fingerprint_to_the_name(project: pytest.Pytester, run: Run) -> None:
-    golden(project, [KNOWN[0] | {"model": "sha-1", "verdict": "falsified", "corpus": ""}])
-    one_verdict(project, "survived", call=", 'self', fingerprint='sha-1'")
+def test_gate_known_follows_the_weights_and_not_the_name(project: pytest.Pytester, run: Run) -> None:
+    golden(project, KNOWN, on_record("falsified", "falsified", "falsified", model="sha-1"))
+    one_verdict(project, "survived", call=", 'world:premise', fingerprint='sha-1'")
     result = run("--emad-gate", "known", "--emad-golden", "goldens")
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*The verdict on record is falsified*"])
+    result.stdout.fnmatch_lines(
+        ["*The verdict on record is falsified*", "1 verdicts compared*: 0 as recorded, 1 changed*"]
+    )
 
 
-def test_gate_known_without_anything_to_compare_fails(project: pytest.Pytester, run: Run) -> None:
-    """Another corpus: nothing on record applies, and a run that compares nothing must not pass."""
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (", 'world:mixed'", []),
+        (", 'world:premise', fingerprint='sha-1'", []),
+        (", 'world:premise'", ["--emad-budget", "standard"]),
+        (", 'world:premise'", ["--emad-margin", "0.3"]),
+        (", 'world:premise'", ["--emad-limit", "7"]),
+        (", 'world:premise'", ["--emad-gate-claims", "EMAD-R1"]),
+        (", 'world:premise'", ["--emad-claims", "claims.toml"]),
+    ],
+)
+def test_gate_known_compares_like_with_like_and_fails_where_it_compares_nothing(
+    project: pytest.Pytester, run: Run, call: str, options: list[str]
+) -> None:
+    """Another text, other weights, another budget, option or threshold: what is on record does not speak of it."""
     golden(project)
-    one_verdict(project, "falsified", call=", 'world:mixed'")
+    (project.path / "claims.toml").write_text("[EMAD-F1]\nthresholds = { accuracy_drop = 0.02 }\n")
+    one_verdict(project, "falsified", call=call)
+    result = run("--emad-gate", "known", "--emad-golden", "goldens", *options)
+    assert result.ret == FAILS
+    result.stdout.fnmatch_lines(
+        ["1 not compared, none on record*: EMAD-F1", "*emad: FAILED: gate known: nothing was compared*", "*1 passed*"]
+    )
+
+
+def test_a_record_of_another_schema_says_nothing(project: pytest.Pytester, run: Run) -> None:
+    golden(project, schema=SCHEMA - 1)
+    one_verdict(project, "falsified", call=", 'world:premise'")
     result = run("--emad-gate", "known", "--emad-golden", "goldens")
     assert result.ret == FAILS
-    result.stdout.fnmatch_lines(["*emad: FAILED: --emad-gate known: no verdict on record*", "*1 passed*"])
+    result.stdout.fnmatch_lines([f"*nothing was compared, no verdict on record under schema {SCHEMA}*"])
+
+
+@pytest.mark.parametrize(
+    ("seeds", "seed", "outcome", "status"),
+    [
+        (("survived", "survived", "survived"), 7, "survived", PASSES),
+        (("survived", "survived", "survived"), 7, "inconclusive", FAILS),
+        (("survived", "inconclusive", "survived"), 0, "inconclusive", PASSES),
+        (("survived", "inconclusive", "survived"), 7, "inconclusive", PASSES),
+        (("survived", "inconclusive", "survived"), 0, "falsified", FAILS),
+        (("survived", "survived"), 1, "falsified", FAILS),
+    ],
+)
+def test_three_seeds_that_agree_speak_for_all_and_else_what_was_seen_passes(
+    project: pytest.Pytester, run: Run, seeds: tuple[str, ...], seed: int, outcome: str, status: pytest.ExitCode
+) -> None:
+    golden(project, on_record(*seeds))
+    one_verdict(project, outcome, call=", 'world:premise'")
+    result = run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-seed", seed)
+    assert result.ret == status
+    if "inconclusive" in seeds:
+        result.stdout.fnmatch_lines(["1 of them seed-dependent, any outcome seen passes: EMAD-F1"])
+
+
+def test_a_verdict_on_time_is_not_compared_and_that_is_said(project: pytest.Pytester, run: Run) -> None:
+    """It belongs to its machine: on record or not, it neither fails nor passes, and no golden is required of it."""
+    golden(project)
+    project.makepyfile(
+        """
+        from verdicts import verdict
+        def test_known(emad_record): emad_record.claim(verdict("survived"), "world:premise")
+        def test_timed(emad_record): emad_record.claim(verdict("falsified", "EMAD-F2"), "world:premise")
+        """
+    )
+    result = run("--emad-gate", "known", "--emad-golden", "goldens", "--emad-require", "golden")
+    assert result.ret == PASSES
+    result.stdout.fnmatch_lines(
+        [
+            "1 verdicts compared with the record: 1 as recorded",
+            "1 not compared, a verdict on time or energy belongs to the machine it was measured on: EMAD-F2",
+        ]
+    )
+
+
+@pytest.mark.parametrize("machine_bound", MACHINE_BOUND)
+def test_rows_bound_to_the_machine_are_those_that_measure(machine_bound: str) -> None:
+    register = load_register()
+    bound = {name for name, row in register.items() if row.requires == machine_bound}
+    measuring = {name for name, question in questions_of(register).items() if question.measures}
+    assert bound
+    assert bound <= measuring
+    assert {register[name].requires for name in measuring} <= set(MACHINE_BOUND)
 
 
 def test_require_golden_wants_each_verdict_on_record(project: pytest.Pytester, run: Run) -> None:

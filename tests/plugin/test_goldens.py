@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from pytest_emad.goldens import DamagedGolden, Goldens, KnownVerdicts, known_verdicts, record_verdict
+from emad_ref.verdict.known import SCHEMA, VERDICTS, Circumstances, DamagedGolden, key_of, known_verdicts
+from pytest_emad.goldens import Goldens, record_verdict
 from tests.plugin.conftest import Run, report_of
 
 
@@ -63,24 +65,49 @@ def test_damage_is_an_error(tmp_path: Path, damage: str) -> None:
         goldens.read("tokens/abc")
 
 
+KEY = key_of("EMAD-F1", "m", "c", Circumstances(0, "smoke"))
+
+
 def test_the_nearest_record_of_a_verdict_counts(tmp_path: Path) -> None:
     for folder, verdict in (("own", "survived"), ("shipped", "falsified")):
         (tmp_path / folder).mkdir()
-        record_verdict(tmp_path / folder, "EMAD-F1", "m", "c", verdict)
+        record_verdict(tmp_path / folder, KEY, "m", 0, verdict)
     known = known_verdicts([tmp_path / "own", tmp_path / "shipped"])
-    assert known.expected("EMAD-F1", ["m"], "c") == "survived"
-    assert known.expected("EMAD-F1", ["m"], "other") is None
-    assert known.expected("EMAD-F1", ["other"], "c") is None
-    assert KnownVerdicts().expected("EMAD-F1", ["m"], "c") is None
+    assert known.expected(KEY, 0).outcomes == {"survived"}
 
 
-@pytest.mark.parametrize(
-    "text", ["{", "{}", '[{"claim": "EMAD-F1"}]', '[{"claim":"a","model":"b","corpus":"","verdict":"ok"}]']
-)
-def test_malformed_verdicts_are_an_error(tmp_path: Path, text: str) -> None:
-    (tmp_path / "verdicts.json").write_text(text)
-    with pytest.raises(DamagedGolden):
-        known_verdicts([tmp_path])
+def test_seeds_gather_in_one_entry(tmp_path: Path) -> None:
+    given = [(0, "survived"), (1, "survived"), (1, "survived"), (2, "survived"), (1, "falsified"), (0, "falsified")]
+    changes = [record_verdict(tmp_path, KEY, "m", seed, outcome) for seed, outcome in given]
+    assert changes == ["added", "added", "unchanged", "added", "changed", "changed"]
+    stored = json.loads((tmp_path / VERDICTS).read_text())
+    assert stored["schema"] == SCHEMA
+    (entry,) = stored["verdicts"]
+    assert entry["seeds"] == {"0": "falsified", "1": "falsified", "2": "survived"}
+    assert entry["verdict"] == "seed-dependent"
+
+
+def test_runs_that_record_at_once_lose_nothing(tmp_path: Path) -> None:
+    """Three seeds side by side, each reading, changing and writing the same file again and again."""
+
+    def record(seed: int) -> None:
+        for number in range(12):
+            record_verdict(tmp_path, KEY | {"claim": f"MY-{number}"}, "m", seed, "survived")
+
+    with ThreadPoolExecutor(3) as runs:
+        list(runs.map(record, range(3)))
+    entries = known_verdicts([tmp_path]).entries
+    assert len(entries) == 12
+    assert {entry["verdict"] for entry in entries} == {"survived"}, "an entry lacks a seed"
+    assert [path.name for path in tmp_path.iterdir()] == [VERDICTS]
+
+
+def test_verdicts_of_another_schema_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA + 1, "verdicts": ["of a later version"]}))
+    assert known_verdicts([tmp_path]).entries == ()
+    with pytest.raises(DamagedGolden, match="move the file away"):
+        record_verdict(tmp_path, KEY, "m", 0, "survived")
+    assert "of a later version" in (tmp_path / VERDICTS).read_text()
 
 
 SUITE = """
@@ -105,7 +132,7 @@ def test_an_update_fails_the_run_and_lists_what_changed(project: pytest.Pytester
         [
             "*emad goldens updated*",
             "added: golden tokens/abc",
-            "added: verdict EMAD-F1 of emad-tiny: survived",
+            "added: verdict EMAD-F1 of emad-tiny, seed 0: survived",
             "*FAILED: goldens updated, read the diff and run again",
             "*1 passed*",
         ]

@@ -167,8 +167,8 @@ def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, r
         ["emad: model emad-tiny; corpus by model; device cpu; dtype float32; budget smoke; gate paper"]
     )
     run(
-        "--emad-model", "a", "--emad-model", "b", "--emad-corpus", "self", "--emad-require", "speed"
-    ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; require speed"])
+        "--emad-model", "a", "--emad-model", "b", "--emad-corpus", "self", "--emad-require", "speed", "--emad-seed", "3"
+    ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; seed 3; require speed"])
 
 
 def test_settings_are_plain_data() -> None:

@@ -1,45 +1,154 @@
-"""Duels of known outcome for EMAD-R1 to R4, whose rule is one: documents on which a rival does better or worse."""
+"""Duels of known outcome for EMAD-R1 to R4, whose rule is one: families whose true fronts lie a known way apart.
+
+A family is a curve of loss over saving. Documents differ in how hard they are, how much they save, and how far they are
+from the curve, which neighbouring points share. Each saving of a family is in ``SAVINGS``, so both sides' hulls pass
+through the same places and differ by the curve alone.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 
-from emad_ref.questions.duels import Found, Met, Side
-from emad_ref.sweep.pareto import LEVELS
+from emad_ref.questions.duels import Found
+from emad_ref.record import Floats
+from emad_ref.sweep.families import LEVELS
 from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.dominance import Family, Split
 from emad_ref.verdict.units import ByDocument
-from tests.questions.simulation import Case
+from tests.questions.simulation import Case, celled
+
+SAVINGS = np.linspace(0.0, 0.65, 27)
+CHOSEN_ON = 60  # validation documents
+SPREAD = 0.05  # nats per token between documents, at the last saving, around the curve
+
+Curve = Callable[[Floats], Floats]
 
 
-def met(*rises: float, documents: int = 40):
-    """EMAD's perplexity over the rival's, as a relative rise, at one net reduction after another."""
+def convex(savings: Floats) -> Floats:
+    """Nats per token lost at each saving: what is saved last costs most."""
+    return 0.3 * savings**2
+
+
+def linear(savings: Floats) -> Floats:
+    """No point is better than a mixture of full depth and the last one."""
+    return 0.2 * savings
+
+
+class Text:
+    """``documents`` of a split: how long, how hard, and how willing to save each is."""
+
+    def __init__(self, rng: np.random.Generator, documents: int):
+        self.rng, self.tokens = rng, rng.integers(60, 300, documents)
+        self.level = 2.0 + 0.3 * rng.standard_normal(documents)
+        self.hardness = np.exp(0.3 * rng.standard_normal(documents) - 0.045)
+        self.willingness = 1 + 0.3 * rng.uniform(-1, 1, documents)
+
+    def split(self, curve: Curve, savings: Floats = SAVINGS) -> Split:
+        """A family's points on this text; the first of ``savings`` is full depth's, 0."""
+        shape = len(self.tokens), len(savings)
+        away = np.cumsum(self.rng.standard_normal(shape), axis=1) / np.sqrt(shape[1])
+        away[:, 0] = 0.0
+        lost = curve(savings) * self.hardness[:, None] + SPREAD * np.sqrt(savings / 0.65) * away
+        rate, spent = self.level[:, None] + lost, 1 - savings * self.willingness[:, None]
+        full = 1000.0 * self.tokens * (1 + 0.001 * self.tokens)
+        columns = rate * self.tokens[:, None], full[:, None] * spent, self.tokens
+        return Split(*map(ByDocument.distinct, columns))
+
+
+def family(name: str, texts: tuple[Text, Text], curve: Curve, savings: Floats = SAVINGS) -> Family:
+    names = "full depth", *(f"{name} {saved:.3f}" for saved in savings[1:])
+    return Family(names, *(text.split(curve, savings) for text in texts))
+
+
+def met(rise: float, documents: int = 200, curve: Curve = convex, savings: Floats = SAVINGS):
+    """EMAD's curve lies above the rival's by ``rise`` nats per token at the last saving, in proportion before it."""
 
     def found(rng: np.random.Generator) -> Found:
-        tokens = rng.integers(100, 300, documents)
-        level = 2.0 + 0.3 * rng.standard_normal(documents)
-        duels = []
-        for saved, rise in zip(LEVELS, rises, strict=False):
-            both = level + saved + 0.05 * rng.standard_normal((2, documents)) + [[np.log1p(rise)], [0.0]]
-            ours, rival = (ByDocument(nats * tokens) for nats in both)
-            duels.append(Met(saved, Side(f"emad {saved}", ours), Side(f"rival {saved}", rival)))
-        return Found(duels, ByDocument(tokens))
+        texts = Text(rng, CHOSEN_ON), Text(rng, documents)
+        ours = family("emad", texts, lambda savings: curve(savings) + rise * savings / 0.65, savings)
+        return Found(ours, family("rival", texts, curve, savings))
 
     return found
 
 
-def names_the_duel(verdict: Verdict) -> None:
-    assert "30% net: emad 0.3 against rival 0.3" in verdict.reason
-    (lost,) = [leg for leg in verdict.legs if leg.outcome == "falsified"]
-    assert abs(lost.estimate - 0.1) < 0.05
+def renamed(side: Family) -> Family:
+    return replace(side, names=("full depth", *(f"other {name}" for name in side.names[1:])))
+
+
+def itself(rng: np.random.Generator) -> Found:
+    """A rival that is EMAD under another name."""
+    ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, 200)), convex)
+    return Found(ours, renamed(ours))
+
+
+def halved(side: Family) -> Family:
+    """The family on every second document, full depth on the others."""
+
+    def half(split: Split) -> Split:
+        odd = (np.arange(len(split.tokens)) % 2 == 1)[:, None]
+        loss, flops = (
+            column.like(np.where(odd, column.values, column.values[:, :1])) for column in (split.loss, split.flops)
+        )
+        return Split(loss, flops, split.tokens)
+
+    return replace(renamed(side), validation=half(side.validation), evaluation=half(side.evaluation))
+
+
+def on_every_second(curve: Curve, documents: int = 200):
+    """EMAD against itself on every second document: its front at half the saving, or worse where it bends."""
+
+    def found(rng: np.random.Generator) -> Found:
+        ours = family("emad", (Text(rng, CHOSEN_ON), Text(rng, documents)), curve)
+        return Found(ours, halved(ours))
+
+    return found
+
+
+def halves_of(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+    return lambda documents, icc: on_every_second(curve, documents)
+
+
+def shallow(rng: np.random.Generator) -> Found:
+    texts = Text(rng, CHOSEN_ON), Text(rng, 40)
+    return Found(family("emad", texts, convex), family("rival", texts, convex, np.array([0.0, 0.05, 0.1])))
+
+
+def both_sides_save_the_same(verdict: Verdict) -> None:
+    assert [leg.name.partition(" net: ")[0] for leg in verdict.legs] == [f"{level:.0%}" for level in LEVELS]
+    for leg, level in zip(verdict.legs, LEVELS, strict=True):
+        assert f"both save {level:.2%} net" in leg.reason or level == LEVELS[-1], "the last may lie beyond reach"
+        assert " against " in leg.name
+
+
+def is_tied(verdict: Verdict) -> None:
+    assert verdict.verdict == "inconclusive"
+    assert {leg.reason.partition(";")[0] for leg in verdict.legs} == {"tied: both decide the same"}
+    assert {(leg.estimate, leg.interval, leg.p_falsify) for leg in verdict.legs} == {(0.0, None, None)}
 
 
 def says_that_nothing_met(verdict: Verdict) -> None:
     assert verdict.reason == "no point of both sweeps saves 15 % of FLOPs on validation"
 
 
+def alike(curve: Curve) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+    return lambda documents, icc: met(0.0, documents, curve)
+
+
+SHORT = [  # one rule for four rivals: error rates in every cell are measured once, for EMAD-R1
+    Case("EMAD wins at every saving", "holds", met(-0.1), draws=1, check=both_sides_save_the_same),
+    Case("EMAD loses at every saving", "fails", met(0.1), draws=1, check=both_sides_save_the_same),
+    *celled("both are alike", "edge", alike(convex), n=(60,), icc=(0.0,), draws=2),
+    Case("EMAD under another name", "tied", itself, draws=1, check=is_tied),
+    Case("two sweeps that never meet", "premise", shallow, check=says_that_nothing_met),
+]
 CASES = [
-    Case("EMAD wins at every reduction", "holds", met(-0.1, -0.1, -0.2, -0.2), draws=5),
-    Case("EMAD loses one duel of three", "fails", met(-0.1, 0.1, -0.1), draws=5, check=names_the_duel),
-    Case("both are alike", "edge", met(0.0), draws=50),
-    Case("two sweeps that never meet", "premise", met(), check=says_that_nothing_met),
+    *SHORT,
+    *celled("both are alike, fronts bend", "edge", alike(convex), n=(30, 200), icc=(0.0,), draws=2),
+    *celled("both are alike, fronts are straight", "edge", alike(linear), icc=(0.0,), draws=2),
+    *celled("a straight front against itself on every second document", "edge", halves_of(linear), icc=(0.0,), draws=2),
+    Case("EMAD on every second document, fronts bend", "holds", on_every_second(convex), draws=4, least=0.75),
+    Case("twice what a Wald test finds", "power", met(0.02), draws=2),
 ]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from emad_ref.evidence.points import AnswerPair, NllPair, PointEvidence
+from emad_ref.evidence.points import NllPair, PointEvidence
+from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.units import ByDocument, ByItem
 
 SPREAD_NATS = 0.004  # per token, between documents of one text
@@ -19,14 +20,40 @@ def documents(rng: np.random.Generator, rise: float, count: int, spread: float =
     full = tokens * rng.uniform(1.0, 3.0, count)
     each = math.log1p(rise) + spread * rng.standard_normal(count)
     # a rate that depends on the length would move Σ x / Σ n away from the mean rate: the truth is the latter
-    return ByDocument(full + tokens * each), ByDocument(full), ByDocument(tokens)
+    return ByDocument.distinct(full + tokens * each), ByDocument.distinct(full), ByDocument.distinct(tokens)
 
 
-def items(rng: np.random.Generator, lost: float, count: int, solved: float = 0.9) -> AnswerPair:
-    """Items of which full depth solves a share of ``solved``, and the point a share of ``lost`` fewer."""
-    full = rng.random(count) < solved
-    kept = rng.random(count) >= lost / solved
-    return ByItem(full), ByItem(full & kept)
+def items(
+    rng: np.random.Generator,
+    lost: float,
+    count: int,
+    solved: float = 0.9,
+    *,
+    saving: float = 0.3,
+    guess: float = 0.0,
+    gained: float = 0.0,
+    each: int = 1,
+    correlation: float = 0.0,
+) -> TaskAt:
+    """Items of which full depth solves a share of ``solved``, and the point a share of ``lost`` fewer.
+
+    ``gained``: share that only the point solves, so that as many more are lost.
+    ``each``: items per cluster; ``correlation`` within it: with this probability its items share one draw of luck.
+    """
+    clusters = -(-count // each)
+    cluster = np.repeat(np.arange(clusters), each)[:count]
+    alike = rng.random(clusters) < correlation
+    luck, drop = (_luck(rng, cluster, alike) for _ in range(2))
+    full = luck < solved
+    kept = drop >= (lost + gained) / solved
+    won = drop < (gained / (1 - solved) if gained else 0.0)
+    return TaskAt(ByItem(full, cluster), ByItem(np.where(full, kept, won), cluster), guess, saving)
+
+
+def _luck(rng: np.random.Generator, cluster: np.ndarray, alike: np.ndarray) -> np.ndarray:
+    """Uniform numbers, one per item; items of a cluster that is ``alike`` share theirs."""
+    shared = rng.random(len(alike))[cluster]
+    return np.where(alike[cluster], shared, rng.random(len(cluster)))
 
 
 def point(
@@ -35,10 +62,16 @@ def point(
     rise: float = 0.0,
     lost: Mapping[str, float] | None = None,
     saves: float = 0.3,
-    count: int = 60,
+    count: int = 200,
     answered: int = 1500,
+    idle: Mapping[str, float] | None = None,
+    **options: float,
 ) -> PointEvidence:
-    """A point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items."""
+    """A point that saves ``saves``, with one corpus, and tasks on which it loses ``lost`` of all items.
+
+    ``idle``: tasks on which it saves nothing, and what it loses there all the same; ``options`` of ``items``.
+    """
     lost = {"a": 0.0, "b": 0.0, "c": 0.0} if lost is None else lost
-    tasks = {task: items(rng, share, answered) for task, share in lost.items()}
+    tasks = {task: items(rng, share, answered, **options) for task, share in lost.items()}
+    tasks |= {task: items(rng, share, answered, saving=0.004) for task, share in (idle or {}).items()}
     return PointEvidence(name, saves, {"world": documents(rng, rise, count)}, tasks)

@@ -7,10 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.errors import BadArgument
 from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.questions.asking import Asked
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
+from emad_ref.text.world import TASKS
 from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.interval import RESAMPLES
 
 REGISTER = load_register()
 LAYERS = 12
@@ -18,9 +22,10 @@ RUN = Study()
 # Legs of one model of twelve layers, smoke budget, without a named margin or tasks: what the rows of the register were
 # counted as before each question had its own count.
 LEGS = {
-    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 2, "EMAD-E1": 11, "EMAD-E4": 4, "EMAD-E6": 3, "EMAD-E7": 2,
-    "EMAD-E9": 1, "EMAD-E10": 2, "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4, "EMAD-R4": 4,
-    "EMAD-R5": 2, "EE-1": 4, "EE-3": 8, "EE-7": 2, "EE-9": 8, "EE-13": 4, "EE-15": 4, "EAD-F1": 10, "EAD-F2": 2,
+    "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 3, "EMAD-E7": 2,
+    "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
+    "EMAD-R4": 4, "EMAD-R5": 6, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
+    "EAD-F2": 2,
 }  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def test_every_statistical_row_with_intervals_is_counted() -> None:
 
 
 def test_the_two_falsifiers_count_each_other() -> None:
-    assert other_legs("EMAD-F1") == len(RUN.budget.batch_sizes) == 2
+    assert other_legs("EMAD-F1") == 2 * len(RUN.budget.batch_sizes) == 4
     assert other_legs("EMAD-F2") == 2 * 2
 
 
@@ -48,25 +53,48 @@ def test_a_named_margin_is_one_more_point_and_a_task_may_be_one_more_corpus() ->
 
 
 def test_larger_budgets_time_more_batch_sizes() -> None:
-    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3
+    assert other_legs("EMAD-F1", Study(budget=BUDGETS["full"])) == 3 * 3, "and a compiled baseline"
+    assert other_legs("EMAD-F1", Study(device="cuda")) == 2 * 3
 
 
 def test_every_model_of_the_run_has_legs() -> None:
-    assert other_legs("EMAD-F1", models=2) == 4 + 2 + 2
-    assert other_legs("EMAD-F2", models=2) == 2 + 4 + 4
+    assert other_legs("EMAD-F1", models=2) == 4 + 4 + 4
+    assert other_legs("EMAD-F2", models=2) == 4 + 4 + 4
 
 
 def test_a_pair_is_decided_once_however_many_models_a_run_judges() -> None:
     gated = {"gate_claims": frozenset({"EMAD-R5"})}
-    assert other_legs("EMAD-F1", **gated) == 2 + 2
-    assert other_legs("EMAD-F1", models=2, **gated) == 4 + 2 + 2 + 2
+    assert other_legs("EMAD-F1", **gated) == 4 + 6
+    assert other_legs("EMAD-F1", models=2, **gated) == 4 + 4 + 4 + 6
 
 
 def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
     assert other_legs("EMAD-E1") == 0
     gated = {"gate_claims": frozenset({"EMAD-E1"})}
-    assert other_legs("EMAD-E1", **gated) == 4 + 2
-    assert other_legs("EMAD-F1", **gated) == 2 + 11
+    assert other_legs("EMAD-E1", **gated) == 4 + 4
+    assert other_legs("EMAD-F1", **gated) == 4 + 11
+
+
+def test_a_question_may_hear_what_the_run_asks_beside_it() -> None:
+    docket = Docket(REGISTER, RUN, frozenset({"EMAD-R5"}))
+    heard = docket.asked("EMAD-R5", "m", LAYERS).also("EMAD-F1")
+    own = docket.asked("EMAD-F1", "m", LAYERS)
+    assert (heard.claim, heard.model, heard.other_legs) == (own.claim, own.model, own.other_legs)
+    assert heard.rng.random() == own.rng.random(), "the same resamples: the same verdict"
+
+
+def test_outside_a_run_there_is_nothing_beside_it() -> None:
+    alone = Asked(REGISTER["EMAD-F2"], "m", np.random.default_rng(0))
+    with pytest.raises(BadArgument, match=r"claim='EMAD-F1'.*Docket"):
+        alone.also("EMAD-F1")
+
+
+def test_the_samples_drawn_by_default_reach_the_smallest_level_of_a_run_that_gates_every_row() -> None:
+    """Two models: some three hundred legs, of which Holm asks p ≤ 5 % / 300 of the first."""
+    docket = Docket(REGISTER, RUN, frozenset(REGISTER), models=2)
+    family = docket.other_legs("EMAD-E9", LAYERS) + question_of("EMAD-E9").legs(RUN, LAYERS)
+    assert family > 250
+    assert family * 20 <= RESAMPLES + 1
 
 
 def test_every_question_draws_from_the_studys_seed() -> None:

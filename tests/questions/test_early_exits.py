@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,17 +15,20 @@ import pytest
 
 from emad_ref.errors import RunStopped
 from emad_ref.evidence.exhibits import Table
+from emad_ref.evidence.exits import Exits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import Loaded, load
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
 from emad_ref.questions import ee_1, ee_3, ee_4, ee_7, ee_8, ee_9, ee_13, ee_15
 from emad_ref.questions.asking import Answer
 from emad_ref.questions.early_exits import on_items, premise
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import counted, row
-from tests.questions.simulation import asked
+from tests.questions.simulation import Case, asked
+from tests.small_exits import TUNED, published, somebodys
 from tests.unit.tasks.test_datasets import write
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
@@ -35,24 +41,17 @@ ROWS = Table("rows", [{"one": 1}])
 
 @pytest.fixture(scope="module")
 def bundled() -> Loaded:
-    return load("emad-t5-tiny-tuned")
+    return load(TUNED)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
-    write(tmp_path / "samsum/val.json", SAMSUM)
-    return tmp_path
+    return published(tmp_path, SQUAD, SAMSUM)
 
 
 @pytest.fixture
-def made(bundled: Loaded):
-    """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
-
-    def make(data: Path | None = None, **facts: Any) -> Evidence:
-        return Evidence(replace(bundled, **{"bundled": False, **facts}), Study(data=data), Host())
-
-    return make
+def made(bundled: Loaded) -> Callable[..., Evidence]:
+    return partial(somebodys, bundled)
 
 
 def ee(claim: str):
@@ -139,6 +138,41 @@ def test_tuning_needs_both_models(made, data: Path) -> None:
     assert answer.corpus == "squad+samsum"
 
 
+def test_jsd_meets_softmax_response_from_the_layer_on_at_which_it_decides_itself() -> None:
+    """Each side of each contest, by the earliest layer at which its point lets anything exit."""
+    sides: list[OperatingPoint] = []
+
+    def answered(task: str, rule: str, minimum: int) -> Any:
+        sides.append(Exits.point(exits, rule, minimum))  # type: ignore[arg-type]  # as far as a point needs it
+        return SimpleNamespace(exited=sides[-1])
+
+    exits = SimpleNamespace(
+        subject=SimpleNamespace(stepper=SimpleNamespace(layers=24, vocabulary=32_128)),
+        counting=[("qa", 7), ("qa", 19)],
+        answered=answered,
+    )
+    contests = list(ee_3.fair(exits))  # type: ignore[arg-type]
+
+    def earliest(point: OperatingPoint) -> int:
+        return min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1)
+
+    assert [earliest(each.ours) for each in contests] == [8, 7, 20, 19]
+    assert [earliest(each.theirs) for each in contests] == [8, 7, 20, 19]
+    assert [each.ours.confidence.emit for each in contests] == ["contrastive", "expert"] * 2
+    assert {each.ours.signal for each in contests} == {"jsd_contrast"}
+    assert {each.theirs.signal for each in contests} == {"softmax_response"}
+
+
+@pytest.mark.parametrize("claim", [claim for claim in DECIDED if claim != "EE-7"])
+def test_a_task_that_the_model_does_not_solve_takes_no_part(claim: str) -> None:
+    found, decide = survives(claim), DECIDED[claim].decide
+    told = {"qa": "not solved: full depth scores 0.100, an honest guess 0.200"}
+    verdict = decide(having(found, unsolved=told), ee(claim))
+    assert verdict.verdict == "survived"
+    (leg,) = [leg for leg in verdict.legs if leg.name == "qa"]
+    assert (leg.outcome, leg.reason) == ("not applicable", told["qa"])
+
+
 def test_the_papers_formula_needs_no_items(made) -> None:
     answer = ee_8.answer(made(), ee("EE-8"))
     assert (answer.verdict.verdict, answer.corpus) == ("falsified", "")
@@ -148,16 +182,27 @@ def test_the_papers_formula_needs_no_items(made) -> None:
 
 def survives(claim: str) -> Any:
     """The first simulated case of ``claim``, which holds."""
-    case = import_module(f"tests.questions.cases.{claim.lower().replace('-', '_')}").CASES[0]
+    case = cases(claim)[0]
     assert case.truth == "holds"
     return case.found(np.random.default_rng(0))
+
+
+def cases(claim: str) -> list[Case]:
+    return import_module(f"tests.questions.cases.{claim.lower().replace('-', '_')}").CASES
+
+
+def having(found: Any, **facts: Any) -> Any:
+    """``found`` with other tasks left out; EE-3 keeps what it judges and what it only shows apart."""
+    return (
+        replace(found, fair=replace(found.fair, **facts)) if isinstance(found, ee_3.Found) else replace(found, **facts)
+    )
 
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_a_task_that_was_not_asked_cannot_have_survived(claim: str) -> None:
     found, decide = survives(claim), DECIDED[claim].decide
     assert decide(found, ee(claim)).verdict == "survived"
-    verdict = decide(replace(found, missing={"samsum": "no file"}), ee(claim))
+    verdict = decide(having(found, missing={"samsum": "no file"}), ee(claim))
     assert verdict.verdict == "inconclusive"
     (leg,) = [leg for leg in verdict.legs if leg.name == "samsum"]
     assert (leg.outcome, leg.reason) == ("unmeasured", "no file")
@@ -173,7 +218,14 @@ def test_fewer_items_than_the_register_asks_for_decide_nothing(claim: str) -> No
 
 @pytest.mark.parametrize("claim", DECIDED)
 def test_legs_decided_elsewhere_share_the_error(claim: str) -> None:
-    """Beside so many no p-value of these legs is small enough."""
-    alone = DECIDED[claim].decide(survives(claim), ee(claim))
-    crowd = DECIDED[claim].decide(survives(claim), replace(ee(claim), other_legs=10**12))
-    assert (alone.verdict, crowd.verdict) == ("survived", "inconclusive")
+    """Beside so many no p-value of these legs is small enough to falsify; one that survives shares nothing."""
+
+    def legs(found: Any, outcome: str, other_legs: int = 0) -> list[str]:
+        verdict = DECIDED[claim].decide(found, replace(ee(claim), other_legs=other_legs))
+        return [leg.name for leg in verdict.legs if leg.outcome == outcome and leg.p_falsify is not None]
+
+    failing = [case.found(np.random.default_rng(0)) for case in cases(claim) if case.truth == "fails"]
+    assert any(legs(found, "falsified") for found in failing)
+    assert not any(legs(found, "falsified", 10**40) for found in failing)
+    holding = survives(claim)
+    assert legs(holding, "survived") == legs(holding, "survived", 10**40) != []

@@ -17,7 +17,7 @@ def judged(steps: list[float], n: int = 40) -> Verdict:
     means = 5 + np.concatenate([[0], np.cumsum(steps)])
     sums = tokens[:, None] * (means + 0.02 * source.standard_normal((n, len(means))))
     asked = Asked(load_register()["EMAD-E1"], "m", np.random.default_rng(5))
-    return decide(Found(ByDocument(sums), ByDocument(tokens)), asked)
+    return decide(Found(ByDocument.distinct(sums), ByDocument.distinct(tokens)), asked)
 
 
 @pytest.mark.parametrize(

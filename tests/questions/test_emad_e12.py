@@ -42,12 +42,13 @@ def perplexity_leg(document: DocumentOf, rates: np.ndarray, tokens: np.ndarray) 
 
 
 def test_windows_of_one_document_are_not_resampled_on_their_own():
-    """Forty documents, four alike windows of each: as 160 documents the row would survive, as 40 it is open."""
+    """Two hundred documents, four alike windows of each: as 800 documents the row would survive, as 200 it is open."""
     source = np.random.default_rng(1)
-    rates, tokens = np.repeat(source.normal(0.0, 0.04, 40), 4), np.full(160, 100)
-    of_documents = perplexity_leg(DocumentOf(np.repeat(np.arange(40), 4)), rates, tokens)
-    as_if_independent = perplexity_leg(DocumentOf(np.arange(160)), rates, tokens)
-    assert (of_documents.n, as_if_independent.n) == (40, 160)
+    of_each = source.normal(0.0, 0.06, 200)
+    rates, tokens = np.repeat(of_each - of_each.mean() + 0.004, 4), np.full(800, 100)
+    of_documents = perplexity_leg(DocumentOf(np.repeat(np.arange(200), 4)), rates, tokens)
+    as_if_independent = perplexity_leg(DocumentOf(np.arange(800)), rates, tokens)
+    assert (of_documents.n, as_if_independent.n) == (200, 800)
     assert of_documents.estimate == pytest.approx(as_if_independent.estimate)
     assert (of_documents.outcome, as_if_independent.outcome) == ("inconclusive", "survived")
 

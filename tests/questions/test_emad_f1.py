@@ -15,30 +15,31 @@ from emad_ref.evidence.points import PointEvidence
 from emad_ref.point import full_depth
 from emad_ref.questions import emad_f1, emad_f1_literal
 from emad_ref.questions.asking import Asked
-from emad_ref.questions.quality import Found, perplexity_leg
+from emad_ref.questions.quality import Found, perplexity_leg, simes
 from emad_ref.verdict.claims import Verdict, load_register
+from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.units import ByDocument, ByItem
 
 REGISTER = load_register()
 F1 = REGISTER["EMAD-F1"]
 
 
-def corpus(rise: float, n: int = 40, spread: float = 0.002, seed: int = 1):
+def corpus(rise: float, n: int = 200, spread: float = 0.002, seed: int = 1):
     """Documents whose perplexity rises by ``rise`` on average."""
     source = np.random.default_rng(seed)
     tokens = source.integers(100, 300, n)
     reference = 2.0 * tokens
     candidate = reference + tokens * (math.log1p(rise) + spread * source.standard_normal(n))
-    return ByDocument(candidate), ByDocument(reference), ByDocument(tokens)
+    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
 
 
 def task(lost: int, n: int = 1000):
     reference, candidate = np.ones(n, bool), np.ones(n, bool)
     candidate[:lost] = False
-    return ByItem(reference), ByItem(candidate)
+    return TaskAt(ByItem.distinct(reference), ByItem.distinct(candidate), guess=0.0, saving=0.3)
 
 
-def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=40, spread=0.002, items=1000) -> PointEvidence:
+def point(rise=0.001, lost=(0, 0, 0), saves=0.3, name="p", n=200, spread=0.002, items=1000) -> PointEvidence:
     tasks = {f"task{i}": task(k, items) for i, k in enumerate(lost)}
     return PointEvidence(name, saves, {"world": corpus(rise, n, spread)}, tasks)
 
@@ -125,7 +126,7 @@ def test_a_reduction_that_is_no_share_is_refused(saves):
 
 
 def test_a_point_estimate_inside_with_a_crossing_interval_is_inconclusive():
-    verdict = f1(point(rise=0.008, spread=0.02))
+    verdict = f1(point(rise=0.011, spread=0.02))
     assert verdict.verdict == "inconclusive"
     assert verdict.estimate < 0.01 < verdict.interval[1]
     assert "documents would decide it" in verdict.reason
@@ -136,7 +137,18 @@ def test_below_the_minimum_of_documents_the_number_needed_is_named(rise):
     verdict = f1(point(rise=rise, n=29))
     assert verdict.verdict == "inconclusive"
     assert "29 documents, at least 30 are needed" in verdict.reason
-    assert f1(point(rise=rise, n=30)).verdict == ("falsified" if rise else "survived")
+    assert f1(point(rise=rise, n=30)).verdict == ("falsified" if rise else "inconclusive")
+
+
+def test_few_documents_may_falsify_but_not_survive():
+    """A decoder that ruins 1 % of documents ruins none of 199 more often than one in eight times."""
+    few, enough = f1(point(n=199)), f1(point(n=200))
+    assert few.verdict == "inconclusive"
+    assert "at least 200 are needed to survive: 199 documents cannot exclude that 1.51 % of them fail" in few.reason
+    assert enough.verdict == "survived"
+    reasons = {leg.name: leg.reason for leg in enough.legs}
+    assert reasons["p: perplexity on world"] == "200 documents cannot exclude that 1.5 % of them fail"
+    assert f1(point(rise=0.05, n=30)).verdict == "falsified"
 
 
 def test_a_task_below_the_minimum_of_items_shows_nothing():
@@ -157,14 +169,60 @@ def test_with_fewer_than_two_tasks_it_cannot_survive_on_perplexity_alone(lost):
 
 def test_tasks_that_full_depth_does_not_solve_prove_nothing():
     good = point()
-    wrong, coin = ByItem(np.zeros(1000, dtype=bool)), ByItem(np.arange(1000) % 2 == 0)
-    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], (wrong, wrong)))
+    wrong, coin = (ByItem.distinct(values) for values in (np.zeros(1000, dtype=bool), np.arange(1000) % 2 == 0))
+    poor = replace(good, tasks=good.tasks | dict.fromkeys(list(good.tasks)[1:], TaskAt(wrong, wrong, 0.0, 0.3)))
     verdict = f1(poor)
     assert verdict.verdict == "inconclusive"
-    assert "solves 1 of 3 tasks" in " ".join(leg.reason for leg in verdict.legs)
-    guessed = {"a": (coin, coin), "b": (coin, coin)}
+    said = " ".join(leg.reason for leg in verdict.legs)
+    assert "1 of 3 tasks counts: task1 not solved: 0.0 % right, 0.0 % by guessing; task2 not solved" in said
+    guessed = dict.fromkeys("ab", TaskAt(coin, coin, 0.0, 0.3))
     assert f1(replace(good, tasks=guessed)).verdict == "survived"
-    assert f1(replace(good, tasks=guessed, chance={"a": 0.5})).verdict == "inconclusive"
+    assert f1(replace(good, tasks=guessed | {"a": TaskAt(coin, coin, 0.5, 0.3)})).verdict == "inconclusive"
+
+
+@pytest.mark.parametrize("lost", [0, 970])
+def test_one_task_beside_others_on_which_the_rule_never_acts_proves_nothing(lost):
+    """Inventory at 0 % survived beside facts, chart and code, which ran at full depth."""
+    idle = {name: replace(held, saving=0.0) for name, held in point().tasks.items()}
+    verdict = f1(replace(point(), tasks={"inventory": task(lost), **idle}))
+    assert verdict.verdict == "inconclusive"
+    assert f"worst task that counts: inventory loses {lost / 10:.1f} points at p" in verdict.reason
+    standing = {leg.name: leg.reason for leg in verdict.legs}
+    assert standing["p: task0"] == "not exercised: saves 0.0 %"
+    assert standing["p: inventory"] == ""
+    assert "1 of 4 tasks counts" in standing["p: accuracy on two or more tasks"]
+
+
+@pytest.mark.parametrize(("rise", "verdict"), [(0.001, "survived"), (0.03, "falsified"), (0.0105, "inconclusive")])
+def test_the_worst_task_and_its_loss_stand_in_the_reason_whatever_the_verdict(rise, verdict):
+    found = f1(point(rise, lost=(0, 60, 0), spread=0.01), point(lost=(0, 5, 0), name="q"))
+    assert found.verdict == verdict
+    assert found.reason.endswith("; worst task that counts: task1 loses 6.0 points at p")
+
+
+def test_tasks_that_were_not_to_be_judged_are_not_named_the_worst():
+    saving, idle = point(lost=(0, 0, 5)), point(lost=(500, 500, 500), saves=0.1, name="idle")
+    assert f1(saving, idle).reason.endswith("task2 loses 0.5 points at p")
+
+
+@pytest.mark.parametrize(("pvalues", "found"), [([0.04], 0.04), ([0.04, 0.04], 0.04), ([0.01, 0.9], 0.02), ([1, 1], 1)])
+def test_partial_conjunctions_are_by_simes(pvalues, found):
+    assert simes(pvalues) == pytest.approx(found)
+
+
+def test_simes_of_nothing_is_refused():
+    with pytest.raises(BadArgument, match="at least one"):
+        simes([])
+
+
+def test_two_of_five_tasks_at_the_threshold_are_falsified_and_survive_at_five_per_cent():
+    """Where the criterion is decided, both ways, on p-values as good as they come: uniform and independent."""
+    rng, draws = np.random.default_rng(4), 20_000
+    at_threshold = np.sort(rng.random((draws, 5)), axis=1)
+    falsified = np.mean([simes(p[1:]) <= 0.05 for p in at_threshold])
+    survived = np.mean([simes([0.0, *p][-2:]) <= 0.05 for p in np.sort(rng.random((draws, 2)), axis=1)])
+    assert falsified <= 0.05
+    assert survived == pytest.approx(0.05, abs=0.005)
 
 
 def test_without_a_corpus_it_cannot_survive():
@@ -174,12 +232,14 @@ def test_without_a_corpus_it_cannot_survive():
     assert outcomes(verdict)["p: perplexity"] == "unmeasured"
 
 
-def test_lossless_exits_survive_exactly():
-    tokens = ByDocument(np.full(40, 100))
-    nll = ByDocument(2.0 * tokens.values)
+def test_lossless_exits_survive_and_say_what_they_do_not_exclude():
+    tokens = ByDocument.distinct(np.full(200, 100))
+    nll = ByDocument.distinct(2.0 * tokens.values)
     verdict = f1(PointEvidence("p", 0.5, {"world": (nll, nll, tokens)}, point().tasks))
     assert verdict.verdict == "survived"
-    assert verdict.legs[0].interval == (0.0, 0.0)
+    assert verdict.legs[0].interval is None
+    assert "the same in each of 200 documents" in verdict.legs[0].reason
+    assert "200 documents cannot exclude that 1.5 % of them fail" in verdict.legs[0].reason
 
 
 def test_an_unmeasured_task_is_a_leg_that_keeps_the_row_from_surviving():
@@ -213,10 +273,12 @@ def test_holm_makes_a_marginal_leg_inconclusive_among_many():
 
 
 def test_gating_legs_decided_elsewhere_make_a_marginal_leg_inconclusive():
-    assert f1(point(0.0089)).verdict == "survived"
-    crowded = f1(point(0.0089), other_legs=60)
+    """They share the error of what falsifies; what survives does so at 5 % on its own, however many there are."""
+    assert f1(point(0.0106)).verdict == "falsified"
+    crowded = f1(point(0.0106), other_legs=60)
     assert crowded.verdict == "inconclusive"
     assert "after Holm over 62" in " ".join(leg.reason for leg in crowded.legs)
+    assert f1(point(0.0097)).legs[0].outcome == f1(point(0.0097), other_legs=500).legs[0].outcome == "survived"
 
 
 def test_it_can_falsify_even_where_holm_asks_for_very_small_p_values():

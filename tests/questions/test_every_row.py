@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from emad_ref.evidence.study import Study
 from emad_ref.questions.register import module_of, question_of
@@ -22,7 +23,7 @@ def cases_of(claim: str) -> ModuleType:
     return import_module(f"tests.questions.cases.{module_of(claim).rpartition('.')[2]}")
 
 
-def simulated() -> list[object]:
+def simulated() -> list[ParameterSet]:
     """One parameter per case; a claim without its module is left to the test that names it."""
     found = []
     for claim in REGISTER:

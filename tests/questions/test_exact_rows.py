@@ -72,8 +72,10 @@ def test_depth_sequences_may_come_from_elsewhere(nano: Loaded):
 def test_executed_blocks_are_the_sum_of_depths(nano: Loaded):
     answer = answered(emad_e5.QUESTION, nano)
     assert answer.verdict.verdict == "survived"
-    assert [leg.estimate for leg in answer.verdict.legs] == [0.0, 0.0]
-    assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 2
+    moved, executed, decided = (leg.estimate for leg in answer.verdict.legs)
+    assert moved == 0.0
+    assert 0 < executed == decided < 1
+    assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 3
     assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
 
 

@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Refuted
-from emad_ref.decoding.acceptance import Speculated
+from emad_ref.decoding.switching import SwitchingRule
 from emad_ref.evidence.host import Host
+from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.names import PairNames
+from emad_ref.evidence.pair.rules import PAPER, Constants
 from emad_ref.evidence.pair.sizes import Sizes
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
-from emad_ref.questions import ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
+from emad_ref.questions import ead_a1, ead_a2, ead_a3, ead_a4, ead_f1, ead_h1, emad_e8
 from emad_ref.questions.asking import ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
@@ -26,7 +28,7 @@ from emad_ref.verdict.units import ByItem
 from tests.questions.cases.answered import right
 from tests.questions.simulation import asked
 
-ROUTED = ("EAD-H2", "EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
+ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
 FEW = Sizes(compared=2, tried=2, judged=8, calibrate=4, reported=2)
 
@@ -44,10 +46,25 @@ def pair(**holders) -> SimpleNamespace:
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
-    useless = pair(rules=SimpleNamespace(premise=lambda: "there is nothing to route"))
+    useless = pair(rules=SimpleNamespace(premise=lambda: "there is nothing to route", missing=lambda: ""))
     answer = ask(question_of(claim), useless, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
     assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
+
+
+@pytest.mark.parametrize("claim", ROUTED)
+def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
+    unasked = pair(rules=SimpleNamespace(premise=lambda: "no task", missing=lambda: "no task"))
+    answer = ask(question_of(claim), unasked, asked(claim, rng()))
+    assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
+
+
+@pytest.mark.parametrize("claim", ["EAD-A3", "EAD-A4"])
+def test_tokens_of_options_are_nobodys(claim) -> None:
+    rules = SimpleNamespace(premise=lambda: "", missing=lambda: "", tasks=["arc_easy"], written=[])
+    answer = ask(question_of(claim), pair(rules=rules), asked(claim, rng()))
+    assert answer.verdict.verdict == "not applicable"
+    assert "arc_easy: options are read, no token is emitted" in answer.verdict.reason
 
 
 @pytest.mark.parametrize("claim", SPECULATING)
@@ -85,70 +102,98 @@ def test_a_pair_is_judged_once_however_many_models_a_run_judges(claim) -> None:
     assert docket._times(replace(question, about="model")) == 5
 
 
+@pytest.mark.parametrize(("trained", "corpus"), [(True, "world tasks"), (False, TEXTS)])
+def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
+    """Neither a task on which the models can be told apart nor weights that mean something."""
+    names = ("emad-nano", "emad-tiny")
+    small, large = map(load, names)
+    loaded = replace(small, trained=trained), replace(large, trained=trained)
+    alike = Pair(*loaded, Study(), Host(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike.rules.__dict__["compared"] = {}
+    answer = ask(question_of("EAD-H2"), alike, asked("EAD-H2", rng()))
+    assert (answer.verdict.verdict, answer.corpus) == ("measured", corpus)
+    assert answer.verdict.n == FEW.judged
+    shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
+    assert 1 <= len(shares) <= 2
+    assert answer.verdict.legs[0].name.endswith("token share less FLOPs executed")
+
+
 # ------------------------------------------------------------ rules that no simulation of one truth shows
-
-
-def test_a_score_kept_at_less_than_the_papers_saving_shows_nothing() -> None:
-    alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    found = [ead_f1.Routed("task", "llama", ead_f1.Judged("rule", switched, alone, saving)) for saving in (0.41, 0.42)]
-    short, enough = (ead_f1.decide(ead_f1.Found((one,)), asked("EAD-F1", rng())) for one in found)
-    assert enough.verdict == "survived"
-    assert short.verdict == "inconclusive"
-    assert "saves only 41.0% on the judged items" in short.reason
-    lost = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", ByItem(switched.values & False), alone, 0.41))
-    assert ead_f1.decide(ead_f1.Found((lost,)), asked("EAD-F1", rng())).verdict == "falsified", "lost all the more"
 
 
 def test_one_result_without_a_rule_keeps_the_other_from_surviving() -> None:
     alone, switched = right(rng(), 300, 0.8, 0.0, 0.3)
-    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rule", switched, alone, 0.5))
+    kept = ead_f1.Routed("task", "llama", ead_f1.Judged("rules", switched, switched, alone, 0.41, (0.4, 0.5)))
     verdict = ead_f1.decide(ead_f1.Found((kept, ead_f1.Routed("task", "qwen", None))), asked("EAD-F1", rng()))
     assert [leg.outcome for leg in verdict.legs] == ["survived", "measured", "unmeasured"]
     assert verdict.verdict == "inconclusive"
 
 
+@pytest.mark.parametrize(
+    ("question", "constants", "compared"),
+    [
+        (ead_a1, PAPER, [1, 2, 10, 20]),
+        (ead_a1, Constants(2, 2), [1, 5, 10, 20]),
+        (ead_a2, PAPER, [1, 5, 20, 40]),
+        (ead_a2, Constants(5, 7), [1, 5, 10, 20, 40]),  # shortened: the paper's own is another value
+    ],
+)
+def test_no_value_is_compared_with_itself_and_all_at_one_saving(question, constants, compared) -> None:
+    score, savings = ByItem.distinct(np.array([1.0, 0.5, 0.0])), []
+
+    def routed(task, saving, varied):
+        savings.append((saving, varied))
+        return SimpleNamespace(score=score)
+
+    rules = SimpleNamespace(
+        premise=lambda: "", tasks=["task"], constants=lambda task: constants, routed=routed,
+        put_forward=lambda task: SwitchingRule(0.3, constants.window, constants.least_run),
+        judged=lambda rule, task: SimpleNamespace(large_share=0.5),
+    )  # fmt: skip
+    answer = ask(question.QUESTION, pair(rules=rules, savings=(0.415, 0.67)), asked(question.QUESTION.claim, rng()))
+    lost = [leg.name for leg in answer.verdict.legs if "score lost" in leg.name]
+    assert [int(name.split(" = ")[1].split()[0]) for name in lost] == compared
+    assert {saving for saving, _ in savings} == {0.415}
+    assert len(savings) == len(compared) + 1
+
+
 def test_tokens_are_decisive_by_their_own_entropy_and_wrong_by_the_large_models_choice() -> None:
     """The small model is 0. First item: high small wrong, high large, low small right. Second: low small wrong."""
-    run = SimpleNamespace(
-        entropy_bits=[np.array([0.5, 0.9, 0.1]), np.array([0.49])],
-        model=[np.array([0, 1, 0]), np.array([0])],
+    walks = (
+        SimpleNamespace(entropy_bits=np.array([0.5, 0.9, 0.1]), model=np.array([0, 1, 0])),
+        SimpleNamespace(entropy_bits=np.array([0.49]), model=np.array([0])),
     )
+    done = SimpleNamespace(walks=walks, right=ByItem(np.array([True, False]), np.array([7, 7])))
     agrees = [np.array([False, False, True]), np.array([False])]
-    found = ead_a3._found("task", run, agrees, threshold_bits=0.5)
+    found = ead_a3._found("task", done, agrees, threshold_bits=0.5)
+    assert found.wrong.cluster.tolist() == [7, 7], "items that belong together stay so"
     columns = (found.decisive, found.decisive_small, found.wrong, found.calm, found.calm_wrong)
     assert [column.values.tolist() for column in columns] == [[2, 0], [1, 0], [1, 0], [1, 1], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("allowed", "chosen"),
-    [
-        (0.5, (8, 2.0)),  # the best score of all
-        (0.3, (2, None)),  # as good as with a gate, and exact
-        (0.1, (2, 2.0)),
-        (0.01, None),
-    ],
-)
-def test_of_the_gates_that_leave_the_large_model_as_little_the_best_is_chosen(monkeypatch, allowed, chosen) -> None:
-    tried = {(2, None): (0.3, 0.8), (8, None): (0.4, 0.8), (2, 2.0): (0.1, 0.8), (8, 2.0): (0.5, 0.9)}
+def test_gates_whose_mixtures_score_best_are_judged(monkeypatch) -> None:
+    """Validation's corner: of what lies below the line between its neighbours nothing is judged."""
+    tried = {(2, None): (0.3, 0.8), (8, None): (0.4, 0.8), (2, 2.0): (0.1, 0.5), (8, 2.0): (0.2, 0.6)}
 
-    def speculated(task, split, count, *, k, gate_bits, padded):
-        assert (split, padded) == ("validate", True)
+    def gated(k, gate_bits, task, split, count):
+        assert (split, count) == ("validate", FEW.tried)
         share, score = tried[k, gate_bits]
         return SimpleNamespace(large_share=share, score=score)
 
+    alone = SimpleNamespace(large_share=1.0, score=0.8)
     monkeypatch.setattr(ead_a4, "_gates_bits", lambda pair, task: [None, 2.0])
-    answering = pair(answers=SimpleNamespace(speculated=speculated), size=FEW)
-    assert ead_a4._chosen(answering, "task", allowed) == chosen
+    answering = pair(answers=SimpleNamespace(gated=gated, alone=lambda *asked: alone), size=FEW)
+    assert ead_a4._front(answering, "task") == [(0, None), (2, None), (2, 2.0)]
 
 
-def test_gates_keep_no_refused_draft_or_every_one() -> None:
-    runs = tuple(
-        Speculated(None, SimpleNamespace(entropy_bits=np.array(bits)), None, None) for bits in ([0.3, 2.5], [1.0])
-    )
-    answering = pair(answers=SimpleNamespace(speculated=lambda *asked, **more: SimpleNamespace(runs=runs)), size=FEW)
-    none, every = ead_a4._gates_bits(answering, "task")
+def test_gates_keep_no_refused_draft_some_or_every_one() -> None:
+    drafts = (np.array([0.3, 2.5]), np.array([1.0]))
+    answers = SimpleNamespace(gated=lambda *asked: SimpleNamespace(entropy_bits=drafts))
+    answering = pair(answers=answers, size=FEW, models=SimpleNamespace(vocabulary=512))
+    none, middle, _, every = ead_a4._gates_bits(answering, "task")
     assert none is None
-    assert 2.5 < every < 2.5 + 1e-12, "a gate refuses what reaches it"
+    assert middle == 1.0
+    assert every > 9.0, "a gate refuses what reaches it, and 9 bits is the most that 512 tokens have"
 
 
 # ------------------------------------------------------------ E8: the output is the verifier's own
@@ -158,7 +203,7 @@ def test_gates_keep_no_refused_draft_or_every_one() -> None:
 def bundled() -> Pair:
     names = ("emad-nano", "emad-tiny")
     made = Pair(*map(load, names), Study(), Host(), names=names, savings=(0.415,), size=FEW)
-    made.rules.__dict__["compared"] = {"inventory": (0.0, 1.0)}
+    made.rules.__dict__["compared"] = {"inventory": SimpleNamespace(worth_routing=True, gap=SimpleNamespace(value=1.0))}
     return made
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
@@ -17,12 +19,13 @@ from emad_ref.questions.company import Docket
 from emad_ref.questions.emad_e4 import Found, Reading
 from emad_ref.questions.register import question_of
 from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.units import DocumentOf
+from emad_ref.verdict.units import ByPair, DocumentOf
 from tests.questions.simulation import asked
 from tests.small import LAYERS, small_model
 from tests.small_evidence import DOCUMENTS, refuted, small_evidence
 
 PAIRS = 30
+BESIDE = ("state copying", "monotone", "blocks left out")
 SPEAKS_NOT = "replay does not speak for this decoder: depth 3, not 2"
 REPLAYED = ("EMAD-E4", "EMAD-E6", "EMAD-E9", "EMAD-E10", "EMAD-E11", "EMAD-R1", "EMAD-R2", "EMAD-R3", "EMAD-R4")
 
@@ -67,6 +70,22 @@ def test_estimators_are_resampled_by_document(sound: Evidence) -> None:
     assert {leg.n for leg in verdict.legs} == {DOCUMENTS}
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "width", "names"),
+    [
+        (50304, 512, ["topk-32", "topk-128", "lowrank-32 top-128", "lowrank-64 top-128"]),
+        (512, 128, ["topk-8", "topk-32", "lowrank-8 top-32", "lowrank-16 top-32"]),
+        (101, 32, ["topk-4", "topk-6", "lowrank-2 top-6", "lowrank-4 top-6"]),
+        (64, 8, ["topk-4", "lowrank-1 top-4"]),
+    ],
+)
+def test_estimators_have_the_sizes_the_paper_means(vocabulary: int, width: int, names: list[str]) -> None:
+    """K of 32 and 128, yet at most V/64 and V/16; ranks d/16 and d/8."""
+    subject = SimpleNamespace(stepper=SimpleNamespace(unembedding=np.zeros((vocabulary, width))))
+    paper = Estimates(SimpleNamespace(subject=subject)).paper
+    assert [estimator.name for estimator in paper] == names
+
+
 # ---------------------------------------------------------------- a bridge that failed
 
 
@@ -79,14 +98,14 @@ def test_what_replay_decides_does_not_apply_behind_a_bridge_that_failed(stepper:
 def test_uncertainty_is_judged_where_the_bridge_holds(sound: Evidence) -> None:
     answer = answered("EMAD-E9", sound)
     assert answer.verdict.verdict != "not applicable"
-    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 3
+    assert [leg.n for leg in answer.verdict.legs] == [DOCUMENTS] * 4
     assert [table.figure for table in answer.exhibits.tables] == ["depth by position"]
 
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopwatch of known seconds: exact repairs take twice as long as full depth, copies half as long."""
-    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5}
+    factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5, "monotone": 0.6}
 
     class Known:
         def __init__(self, points: Any):
@@ -95,7 +114,8 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def against_full(self, points: Any) -> Any:
             noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
             seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
-            return type("Timings", (), {"seconds": seconds})
+            columns = {name: ByPair(column) for name, column in seconds.items()}
+            return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
 
     monkeypatch.setattr("emad_ref.evidence.gathered.Stopwatch", Known)
 
@@ -105,11 +125,11 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
     whole, bare = answered("EMAD-E7", small_evidence(stepper)), answered("EMAD-E7", refuted(small_evidence(stepper)))
     named = {leg.name: leg for leg in whole.verdict.legs}
     assert set(named) == {
-        *emad_e7.EXACT, "state copying", *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
+        *emad_e7.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
     }  # fmt: skip
     assert named["state copying: perplexity"].n == emad_e7.DECODED
     assert whole.exhibits.notes == ()
-    assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert all(leg == named[leg.name] for leg in bare.verdict.legs)
     assert bare.verdict.verdict == "survived"
     assert bare.exhibits.notes == (f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",)
@@ -121,7 +141,7 @@ def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper)
     evidence.loaded.trained = False
     evidence.bridging.__dict__["bridge"] = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
-    assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, "state copying"]
+    assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert answer.exhibits.notes == ()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.cli import main
+from emad_ref.verdict.known import VERDICTS
 from tests.suites.conftest import Run, only
 
 CLAIMS = ("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E9", "EMAD-E13", "EMAD-R1", "EE-8", "EAD-H1")
@@ -43,6 +44,33 @@ def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: py
     assert "EMAD-E13" in capsys.readouterr().err
     assert main([*arguments[:-1], "EMAD-X9"]) == 4
     assert "--claims='EMAD-X9', but expected ids of the register" in capsys.readouterr().err
+
+
+def test_the_record_is_asked_as_the_suites_ask_it(
+    judge: Run, reader: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the suites record ``emad judge`` holds itself against, and a change is status 1."""
+    golden, claims = tmp_path / "golden", ("EMAD-E13", "EE-8")
+    golden.mkdir()
+    files = ("claims/test_model.py",)
+    more = ("--emad-update-golden", *only(*claims))
+    judge(*files, model=reader, corpus="self", golden=golden, more=more)
+    asked = ["judge", str(reader), "--corpus", "self", "--claims", ",".join(claims), "--golden", str(golden)]
+    known = [*asked, "--gate", "known"]
+    assert main(known) == 0
+    assert "2 verdicts compared with the record: 2 as recorded" in capsys.readouterr().out
+    assert judge(*files, model=reader, corpus="self", golden=golden, gate="known", more=only(*claims)).ret == 0
+    capsys.readouterr()
+    assert main([*known, "--seed", "1"]) == 1
+    assert "gate known: nothing was compared" in capsys.readouterr().err
+    record = golden / VERDICTS
+    record.write_text(record.read_text().replace("falsified", "survived"))
+    assert main(known) == 1
+    assert "The verdict on record is survived: gate known fails on any change." in capsys.readouterr().err
+    assert main(asked) == 0, "the gate paper asks no record"
+    record.write_text("[")
+    assert main(known) == 4
+    assert "verdicts.json cannot be read as JSON" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,19 @@ def test_a_required_decision_on_quality_fails(judge: Run, bundle: str) -> None:
     assert "--emad-require quality asks for a decision" in text_of(result)
 
 
-def test_time_is_measured(judge: Run, bundle: str, tmp_path: Path) -> None:
+def test_time_is_measured_but_no_speed_up_counts_without_quality(judge: Run, bundle: str, tmp_path: Path) -> None:
     result = judge("cost/test_claims.py::test_claim", model=bundle, report=tmp_path / "out", more=only("EMAD-F2"))
     verdict = verdicts_of(tmp_path / "out")["EMAD-F2"]
-    assert verdict["n"] == 30, text_of(result)
-    assert verdict["verdict"] in ("survived", "falsified", "inconclusive")
+    assert verdict["verdict"] == "not applicable", text_of(result)
+    assert "random weights" in verdict["reason"]
+    ratios = {leg["name"]: leg for leg in verdict["legs"] if ", against " in leg["name"]}
+    assert set(ratios) == {f"batch {rows}, against {name}" for rows in (1, 4) for name in ("full depth", "generate")}
+    assert {(leg["outcome"], leg["n"]) for leg in ratios.values()} == {("measured", 30)}
+    checked = [leg for leg in verdict["legs"] if leg["name"].endswith("timed requests")]
+    assert [leg["outcome"] for leg in checked] == ["measured"] * 2, "the timed path tells the truth"
+
+
+def test_a_required_decision_on_speed_fails_and_says_what_is_missing(judge: Run, bundle: str) -> None:
+    result = judge("cost/test_claims.py::test_claim", model=bundle, require="speed", more=only("EMAD-F2"))
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "asks for weights that were trained" in text_of(result)

@@ -16,12 +16,12 @@ from emad_ref.cli import sweeping
 from emad_ref.evidence import subject
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
+from emad_ref.evidence.rivals import Sweep
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.report.plots import require_drawable
-from emad_ref.sweep import families
 from emad_ref.text import sources
 from emad_ref.training import loop
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -395,8 +395,10 @@ def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsy
     assert (found["model"], found["corpus"], set(found["tokens"])) == ("small", "world:premise", set(JUDGED))
     rows = found["rows"]
     assert {"EMAD, mean − margin", "fixed truncation", "softmax response"} <= {row["family"] for row in rows}
-    assert {"EMAD beside early exits", "early exit: softmax"} <= {row["family"] for row in rows}
-    assert all(row["net reduction ≥ %"] in (0.15, 0.30, 0.45, 0.60) for row in rows)
+    first, second = dict.fromkeys(row["table"] for row in rows)
+    assert first == "best perplexity at equal net FLOPs on world:premise"
+    assert {"EMAD, mean − margin", "early exit: softmax"} <= {r["family"] for r in rows if r["table"] == second}
+    assert all(row["net reduction %"] <= 0.60 for row in rows)
     require_drawable("pareto", rows)
     text = capsys.readouterr().out
     assert all(row["point"] in text for row in rows)
@@ -411,7 +413,7 @@ def test_sweep_prints_the_table_and_notes_of_evidence(small, tmp_path, capsys):
     found = json.loads((tmp_path / "sweep.json").read_text(encoding="utf-8"))
     few = replace(BUDGETS["smoke"], calibrate=4, validate=4, evaluate=4)
     shown = Evidence(small, Study(corpus="world:premise", budget=few), Host()).rivals.exhibits()
-    assert found["rows"] == [dict(row) for row in shown.tables[0].rows]
+    assert found["rows"] == [{"table": table.title, **row} for table in shown.tables for row in table.rows]
     assert found["notes"] == list(shown.notes)
     assert any("early exit: softmax, decaying is not on the Pareto table" in note for note in shown.notes)
     assert set(shown.notes) <= set(capsys.readouterr().out.splitlines())
@@ -456,7 +458,7 @@ def test_sweep_writes_rows_for_spreadsheets(small, tmp_path, capsys):
 
 def test_sweep_reads_the_models_own_text_and_says_where_nothing_saves_enough(small, monkeypatch, tmp_path, capsys):
     small.tokenizer = None
-    monkeypatch.setattr(families, "equal_flops", lambda table, level: None)
+    monkeypatch.setattr(Sweep, "table", lambda self, seed: [])
     assert swept("--corpus", "self", "--out", tmp_path / "sweep.csv") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-3] == "small: no point of any sweep saves 15 % of FLOPs net"

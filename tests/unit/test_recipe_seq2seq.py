@@ -11,15 +11,19 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument
-from emad_ref.text import world
+from emad_ref.evidence.exits.rules import minimum_layers
+from emad_ref.policy.early_exit import PRUNINGS, SHRINK
+from emad_ref.readout.subset import adaptive_size
+from emad_ref.text.lexicon import COLOURS, LARGEST, NAMES, PLACES, THINGS, TOWNS
 from emad_ref.text.pairs import SENTINELS, corrupted, pairs
 from emad_ref.training import seq2seq as module
 from emad_ref.training.loop import recipe_named, train
 from emad_ref.training.seq2seq import (
+    END_ID,
     IGNORED,
     PAD_ID,
     RECIPES,
-    VOCABULARY,
+    SHARES,
     Seq2SeqRecipe,
     batch_of,
     batches,
@@ -27,15 +31,18 @@ from emad_ref.training.seq2seq import (
     first_model,
     initial_model,
     layer_weights,
+    layers_scored,
     loss_of,
     optimisers,
+    pieces,
     tokenizer,
     weights_of,
 )
 
 MICRO = Seq2SeqRecipe(
-    "micro", encoder_layers=1, layers=2, hidden=32, heads=2, head_size=8, feed_forward=32, steps=3, batch=4, warmup=1
-)
+    "micro", encoder_layers=1, layers=2, hidden=32, heads=2, head_size=8, feed_forward=32, early_read=1, steps=3,
+    batch=4, warmup=1,
+)  # fmt: skip
 BUNDLED = ("emad-t5-tiny", "emad-t5-tiny-tuned")
 
 
@@ -58,58 +65,69 @@ def batch(words):
 
 def test_every_text_comes_back(words):
     texts = [
-        *islice(world.documents("world:curriculum", "evaluate"), 10),
-        *(
-            text
-            for task in ("qa", "summary")
-            for pair in pairs(task, "evaluate", 50)
-            for text in (pair.source, pair.target)
-        ),
-        "Ben will, on that day.",  # an added word before a comma
+        *(text for task in SHARES for pair in pairs(task, "evaluate", 50) for text in (pair.source, pair.target)),
+        "Ben will, on that day.",  # a name that is no word of the lexicon
         "naïve – ünïcode ☃\n\t  two  spaces , here",
     ]
     for text in texts:
         # one opening space is the tokenizer's own: a text that has one already is not told apart from one that has none
         assert words.decode(words.encode(text), skip_special_tokens=True) == text.removeprefix(" ")
-    assert len(words) == VOCABULARY
+    assert len(words) == len(pieces()) == len(set(pieces()))
 
 
-def test_what_the_causal_models_read_keeps_its_ids(words):
-    causal = AutoTokenizer.from_pretrained(weights_of("emad-tiny"))
-    assert {token: words.convert_tokens_to_ids(token) for token in causal.get_vocab()} == causal.get_vocab()
+def test_the_ids_are_t5s_own_first_and_no_causal_model_is_asked(words, monkeypatch):
+    assert words.convert_ids_to_tokens([0, 1, 2]) == ["<pad>", "</s>", "<unk>"]
+    assert (words.pad_token_id, words.eos_token_id) == (PAD_ID, END_ID)
+    monkeypatch.setattr(module, "weights_of", lambda name: pytest.fail(f"read {name}"))
+    assert tokenizer().get_vocab() == words.get_vocab()
 
 
-def test_a_word_is_one_token_first_and_later_and_end_of_text_closes(words):
-    mira, end = words.convert_tokens_to_ids("ĠMira"), words.eos_token_id
-    assert words.encode("Mira") == [mira, end]
-    assert mira in words.encode("Who met Mira?")
-    assert (end, words.pad_token_id) == (0, 512)
+def test_every_word_of_the_world_is_one_token_first_and_later_and_end_of_text_closes(words):
+    for word in (*NAMES, *THINGS, *TOWNS, *PLACES, *COLOURS, *map(str, range(LARGEST + 1))):
+        (one, end) = words.encode(word)
+        assert end == END_ID
+        assert words.encode(f"Who has {word}?")[2] == one, word
+    unknown = words.unk_token_id
+    assert not any(unknown in words.encode(pair.source) for task in SHARES for pair in pairs(task, "validate", 50))
+
+
+def test_prunings_of_this_vocabulary_keep_sets_of_different_sizes(words):
+    """Else no claim about them could come out either way."""
+    layers = RECIPES["emad-t5-tiny-tuned"].layers
+    for minimum in minimum_layers(layers):
+        fixed, decaying = (PRUNINGS[name](minimum, layers, len(words)).kept for name in ("fixed", "decaying"))
+        assert all(k < most for k, most in zip(decaying, fixed, strict=True))
+        assert max(fixed) < adaptive_size(len(words), SHRINK, 1.0)
+    fixed, decaying = (
+        PRUNINGS[name](minimum_layers(layers)[0], layers, len(words)).kept for name in ("fixed", "decaying")
+    )
+    assert decaying[-1] <= fixed[-1] / 2
 
 
 def test_every_sentinel_is_one_special_token(words):
     ids = [words.encode(sentinel) for sentinel in SENTINELS]
     assert all(len(each) == 2 for each in ids)
     assert len({each[0] for each in ids}) == len(SENTINELS)
-    assert words.decode(words.encode("a <extra_id_3> b"), skip_special_tokens=True).split() == ["a", "b"]
+    assert words.decode(words.encode("to <extra_id_3> the"), skip_special_tokens=True) == "to the"
 
 
 # ---------------------------------------------------------------- batches
 
 
 def test_the_decoder_is_fed_its_target_one_later_and_padding_is_not_scored():
-    made = batch_of([([5, 6, 0], [7, 8, 0]), ([9, 0], [4, 0])], pad=512)
-    assert made.source.tolist() == [[5, 6, 0], [9, 0, 512]]
+    made = batch_of([([5, 6, 0], [7, 8, 0]), ([9, 0], [4, 0])], pad=511)
+    assert made.source.tolist() == [[5, 6, 0], [9, 0, 511]]
     assert made.mask.tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert made.fed.tolist() == [[512, 7, 8], [512, 4, 0]]
+    assert made.fed.tolist() == [[511, 7, 8], [511, 4, 0]]
     assert made.target.tolist() == [[7, 8, 0], [4, 0, IGNORED]]
 
 
 def test_each_stage_trains_on_its_own_pairs_of_the_train_split():
     first = list(islice(drawn(MICRO), 6))
     assert first == list(corrupted("train", 6))
-    tuning = list(islice(drawn(replace(MICRO, starts_from="emad-t5-tiny")), 8))
-    qa, summary = list(pairs("qa", "train", 6)), list(pairs("summary", "train", 2))
-    assert tuning == [*qa[:3], summary[0], *qa[3:], summary[1]]
+    tuning = list(islice(drawn(replace(MICRO, starts_from="emad-t5-tiny")), 2 * sum(SHARES.values())))
+    qa, summary, count = (list(pairs(task, "train", 2 * share)) for task, share in SHARES.items())
+    assert tuning == [*qa[:4], summary[0], *count[:3], *qa[4:], summary[1], *count[3:]]
 
 
 def test_batches_lose_no_pair_and_are_the_same_each_time(words):
@@ -118,7 +136,7 @@ def test_batches_lose_no_pair_and_are_the_same_each_time(words):
     assert all(
         torch.equal(a.source, b.source) and torch.equal(a.target, b.target) for a, b in zip(pool, again, strict=True)
     )
-    rows = [row[row != 512].tolist() for made in pool for row in made.source]
+    rows = [row[row != PAD_ID].tolist() for made in pool for row in made.source]
     expected = [words.encode(pair.source)[: MICRO.window] for pair in corrupted("train", module.POOL * MICRO.batch)]
     assert sorted(rows) == sorted(expected)
 
@@ -129,6 +147,20 @@ def test_batches_lose_no_pair_and_are_the_same_each_time(words):
 def test_later_layers_weigh_more_and_weights_sum_to_one():
     assert layer_weights(4).tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4])
     assert float(layer_weights(8).sum()) == pytest.approx(1)
+
+
+def test_the_layers_that_are_read_give_calms_loss_in_expectation(batch):
+    """Over many batches every layer below the last is read equally often, at a weight that makes up for the others."""
+    recipe, total, draws = Seq2SeqRecipe("deep"), torch.zeros(10), 900
+    for draw in range(draws):
+        target = torch.tensor([[draw]])
+        layers, weights = layers_scored(recipe, replace(batch, target=target))
+        assert (len(layers), layers[-1]) == (recipe.early_read + 1, recipe.layers)
+        assert layers == sorted(set(layers))
+        total[[layer - 1 for layer in layers]] += weights
+    # 300 of 900 draws read a layer below the last: 5 deviations of a binomial are 71
+    torch.testing.assert_close(total / draws, layer_weights(recipe.layers), rtol=0.24, atol=0)
+    assert layers_scored(recipe, batch)[0] == layers_scored(recipe, batch)[0]
 
 
 def test_the_loss_is_calms_and_its_last_layer_is_the_models_own(batch):
@@ -239,7 +271,7 @@ def test_the_bundled_models_are_what_their_recipe_says(bundled, name):
         recipe.encoder_layers, recipe.layers, recipe.hidden,
     )  # fmt: skip
     assert (config.d_kv, config.num_heads, config.d_ff, config.vocab_size) == (
-        recipe.head_size, recipe.heads, recipe.feed_forward, VOCABULARY,
+        recipe.head_size, recipe.heads, recipe.feed_forward, len(pieces()),
     )  # fmt: skip
     assert {p.dtype for p in bundled[name].parameters()} == {torch.float32}
     assert sum(file.stat().st_size for file in weights_of(name).iterdir()) < 8e6

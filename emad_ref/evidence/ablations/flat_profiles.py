@@ -20,7 +20,8 @@ def ablation(evidence: Evidence, rng: np.random.Generator) -> Exhibits:
         Unsupported: as ``require_quality``.
     """
     require_quality(evidence.subject, evidence.bridging)
-    dots = sorted((flatness(each.points, rng) for each in at_hand(evidence)), key=lambda dot: dot.slope.value)
+    dots = [flatness(each.traces, each.rivals, rng) for each in at_hand(evidence)]
+    dots.sort(key=lambda dot: dot.slope.value)
     table = Table("ablation, flatness of the profile", [row_of(dot) for dot in dots])
     return Exhibits((table,), (trend_note(evidence.name, dots),))
 

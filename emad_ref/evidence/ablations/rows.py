@@ -20,7 +20,7 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats
 from emad_ref.sweep.diagnostics import collapse
 from emad_ref.sweep.losses import Loss, loss_table
-from emad_ref.verdict.interval import RESAMPLES, document_draws, log_ratio, perplexity_rise
+from emad_ref.verdict.interval import RESAMPLES, document_draws, perplexity_rise, total_ratio
 from emad_ref.verdict.legs import finite
 from emad_ref.verdict.units import ByPair
 
@@ -117,7 +117,7 @@ def speeds(stopwatch: Stopwatch, subject: Subject, points: Mapping[str, Operatin
     arms = {f"point {name}": point for name, point in accepted.items()}  # "full" is the name of the arm they all meet
     seconds = stopwatch.against_full(arms).seconds if arms else {}
     ratios = {
-        name: log_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0) for name in accepted
+        name: total_ratio(ByPair(seconds["full"]), ByPair(seconds[f"point {name}"]), threshold=1.0) for name in accepted
     }
     return {
         name: {"speed ×": ratios[name].value, "speed interval": finite(ratios[name])} if name in ratios else UNTIMED

@@ -38,6 +38,11 @@ class Exited:
         """Mean exit block of each item's tokens."""
         return self.depth_sums.like(self.depth_sums.values / self.tokens.values)
 
+    def exits_as(self, other: Exited) -> bool:
+        """Whether every item was answered in as many tokens and blocks as in ``other``."""
+        same = np.array_equal(self.depth_sums.values, other.depth_sums.values)
+        return same and np.array_equal(self.tokens.values, other.tokens.values)
+
     @property
     def mean_exit(self) -> float:
         """Blocks per token, over all items."""
@@ -97,9 +102,9 @@ def decoded(subject: Subject, task: str, items: Items, point: OperatingPoint) ->
             ]
     references = [item.answers for item in items.pairs]
     exited = Exited(
-        ByItem(np.array([scored(task, text, answers) for text, answers in zip(texts, references, strict=True)])),
-        ByItem(np.array([float(depth.sum()) for depth in depths])),
-        ByItem(np.array([len(depth) for depth in depths])),
+        items.column([scored(task, text, answers) for text, answers in zip(texts, references, strict=True)]),
+        items.column([float(depth.sum()) for depth in depths]),
+        items.column([len(depth) for depth in depths]),
     )
     return Answered(point, tuple(texts), exited, work, _exact(task, texts, references))
 

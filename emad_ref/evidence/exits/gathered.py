@@ -10,16 +10,30 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from emad_ref.evidence.exits.answers import Answered, decoded, prompts
+from emad_ref.evidence.exits.consistency import SET_SIZE, SETS, Consistency, different
 from emad_ref.evidence.exits.reading import Read, read
-from emad_ref.evidence.exits.rules import LEAST_LAYERS, LEAST_VOCABULARY, RULES, THRESHOLD, has_room, minimum_layers
+from emad_ref.evidence.exits.rules import (
+    AS_CODED,
+    LEAST_LAYERS,
+    LEAST_VOCABULARY,
+    RULES,
+    THRESHOLD,
+    first_amateur,
+    has_room,
+    minimum_layers,
+)
 from emad_ref.evidence.exits.tasks import ExitTasks
 from emad_ref.evidence.subject import Subject
 from emad_ref.models.loading import bundled_names
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
+from emad_ref.verdict.interval import difference
 
+SOLVED = 0.05  # level at which full depth must beat an honest guess
 PRETRAINED = "emad-t5-tiny"
 TWINS = {PRETRAINED: "emad-t5-tiny-tuned", "emad-t5-tiny-tuned": PRETRAINED}
 
@@ -86,6 +100,25 @@ class Exits:
         """(task, minimum layer) of every comparison."""
         return [(task, minimum) for task in self.tasks for minimum in self.minima]
 
+    @cached_property
+    def unsolved(self) -> Mapping[str, str]:
+        """Task on which full depth is not shown to beat an honest guess → why: no exit can cost anything there."""
+        reasons = {task: self._not_solved(task) for task in self.tasks}
+        return {task: reason for task, reason in reasons.items() if reason}
+
+    def _not_solved(self, task: str) -> str:
+        score, guess = self.under(task, self.full).exited.score, self.asked.guessed(task)
+        rng = np.random.default_rng(self.subject.seed)
+        beaten = difference(score, score.like(guess), threshold=0.0, rng=rng, unit="score above a guess")
+        if beaten.p_above <= SOLVED:
+            return ""
+        return f"not solved: full depth scores {score.values.mean():.3f}, an honest guess {guess.mean():.3f}"
+
+    @property
+    def counting(self) -> list[tuple[str, int]]:
+        """``settings`` of the tasks that are solved."""
+        return [(task, minimum) for task, minimum in self.settings if task not in self.unsolved]
+
     @property
     def full(self) -> OperatingPoint:
         return self.subject.full
@@ -93,12 +126,16 @@ class Exits:
     def point(
         self, rule: str, minimum: int, threshold: float = THRESHOLD, schedule: ScheduleName = "copying"
     ) -> OperatingPoint:
-        """The point of a row of ``RULES``."""
-        signal, pruning = RULES[rule]
+        """The point of a row of ``RULES``, or of JSD ``AS_CODED``."""
         stepper = self.subject.stepper
-        return early_exit(
-            signal, stepper.layers, stepper.vocabulary, minimum, threshold, pruning=pruning, schedule=schedule
-        )
+        sizes = stepper.layers, stepper.vocabulary
+        if rule == AS_CODED:
+            first = first_amateur(minimum)
+            return early_exit(
+                "jsd_contrast", *sizes, minimum, threshold, schedule=schedule, emit="expert", amateurs_from=first
+            )
+        signal, pruning = RULES[rule]
+        return early_exit(signal, *sizes, minimum, threshold, pruning=pruning, schedule=schedule)
 
     # ------------------------------------------------------------ decoded and read
 
@@ -121,9 +158,24 @@ class Exits:
     def read(self, task: str) -> Read:
         """What every layer says of the reference answers; contrasts from the least minimum layer on."""
         if task not in self._read:
-            targets = self.asked.items(task).targets
-            self._read[task] = read(self.subject, self.prompts(task), targets, self.minima[0])
+            self._read[task] = read(self.subject, self.prompts(task), self.asked.items(task), self.minima[0])
         return self._read[task]
+
+    def consistency(self, task: str, thresholds: tuple[float, ...]) -> Consistency:
+        """How far softmax response at ``thresholds`` strays from full depth: on judged items, and in sets of others.
+
+        Judged items about a text that another is about are left out, so that what is drawn is independent.
+        """
+        points = [self.point("softmax", self.minima[0], threshold) for threshold in thresholds]
+        early = [self.under(task, point) for point in points]
+        _, first = np.unique(self.asked.items(task).cluster, return_index=True)
+        pool = different(task, self.under(task, self.full), early)[first]
+        others = self.asked.elsewhere(task, SET_SIZE * SETS[self.subject.budget.name], by=SET_SIZE)
+        sets = np.empty((0, SET_SIZE, len(points)))
+        if others.pairs:
+            full, *apart = (decoded(self.subject, task, others, point) for point in (self.full, *points))
+            sets = different(task, full, apart).reshape(-1, SET_SIZE, len(points))
+        return Consistency(pool, sets, np.array([one.exited.mean_exit for one in early]))
 
     # ------------------------------------------------------------ the same model before or after tuning
 

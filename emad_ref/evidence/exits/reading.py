@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from emad_ref.calibration.trace import lens_logits
+from emad_ref.evidence.exits.tasks import Items
 from emad_ref.evidence.subject import Subject
 from emad_ref.point import Confidence
 from emad_ref.protocol import Prompt
@@ -33,11 +34,14 @@ Contrast = tuple[Floats, Bools]  # confidence, and whether what would be emitted
 class Read:
     """What every layer says of the reference answers; ``item`` int64 [tokens], which item each token belongs to.
 
+    ``cluster`` int64 [items]: items about the same text have the same number.
+
     ``ranks``, ``response``, ``correct`` [tokens, L]: of the last layer's best token, top-1 minus top-2, top-1 right.
     ``contrasts``: (signal, α) → confidence and correctness of what it would emit, [tokens, layers that can decide].
     """
 
     item: Ints
+    cluster: Ints
     ranks: Ints
     response: Floats
     correct: Bools
@@ -46,7 +50,7 @@ class Read:
     def by_item(self, values: NDArray[np.floating]) -> ByItem:
         """Sums of ``values`` [tokens, …] within each item, the unit that intervals resample."""
         _, first = np.unique(self.item, return_index=True)
-        return ByItem(np.add.reduceat(values, first, axis=0))
+        return ByItem(np.add.reduceat(values, first, axis=0), self.cluster)
 
     @property
     def tokens(self) -> ByItem:
@@ -54,22 +58,23 @@ class Read:
         return self.by_item(np.ones(len(self.item)))
 
 
-def read(subject: Subject, prompts: Sequence[Prompt], targets: Sequence[Ints], minimum: int) -> Read:
+def read(subject: Subject, prompts: Sequence[Prompt], items: Items, minimum: int) -> Read:
     """Feed every item's reference after its source, and read each layer.
 
     Args:
-        prompts, targets: of the items, in their order.
+        prompts: of the items, in their order.
         minimum: layer from which contrasts may decide.
     """
-    items = zip(prompts, targets, strict=True)
-    return _joined([_read_item(subject, number, *item, minimum) for number, item in enumerate(items)])
+    each = enumerate(zip(prompts, items.targets, items.cluster, strict=True))
+    return _joined([_read_item(subject, number, *item, minimum) for number, item in each])
 
 
-def _read_item(subject: Subject, number: int, prompt: Prompt, target: Ints, minimum: int) -> Read:
+def _read_item(subject: Subject, number: int, prompt: Prompt, target: Ints, cluster: int, minimum: int) -> Read:
     fed = np.concatenate([prompt.tokens, target[:-1]])
     logits = lens_logits(subject.stepper, fed, source=prompt.source)  # [n, L, V]
     return Read(
         np.full(len(target), number),
+        np.array([cluster]),
         final_token_ranks(logits),
         np.stack([_response(logits[:, layer]) for layer in range(logits.shape[1])], axis=1),
         logits.argmax(axis=-1) == target[:, None],
@@ -113,6 +118,7 @@ def _response(logits: Floats) -> Floats:
 def _joined(parts: Sequence[Read]) -> Read:
     return Read(
         item=np.concatenate([part.item for part in parts]),
+        cluster=np.concatenate([part.cluster for part in parts]),
         ranks=np.concatenate([part.ranks for part in parts]),
         response=np.concatenate([part.response for part in parts]),
         correct=np.concatenate([part.correct for part in parts]),

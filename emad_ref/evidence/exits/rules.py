@@ -1,5 +1,8 @@
 """The rules that claims about early exits name, and the paper's minimum exit layers at another depth.
 
+JSD has two readings. The paper's has nothing to contrast with at j and decides from j + 1 on; the authors' code, a rule
+of its own here (``AS_CODED``), contrasts with layers below j too and decides from j on.
+
 The paper's minimum layers 7 and 19 belong to 24 layers; here they stand at the same share of depth.
 """
 
@@ -18,10 +21,17 @@ RULES: dict[str, tuple[str, str]] = {
     "JSD, decaying": ("jsd_contrast", "decaying"),
     "JSD, adaptive": ("jsd_contrast", "adaptive"),
 }
+AS_CODED = "JSD, as coded"
+FIRST_AMATEUR = 2  # of the authors' code; 1 where j is 2, which else had nothing to contrast with
 THRESHOLD = 0.9  # the paper's λ
 PUBLISHED_MINIMA, PUBLISHED_LAYERS = (7, 19), 24
 LEAST_LAYERS = 4  # fewer leave no room for two minimum layers and a pruned one
 LEAST_VOCABULARY = 258  # of fewer tokens the published k*, scaled, keeps less than two
+
+
+def first_amateur(minimum: int) -> int:
+    """The first layer that JSD as coded contrasts with, for decisions from ``minimum`` ≥ 2 on."""
+    return min(FIRST_AMATEUR, minimum - 1)
 
 
 def minimum_layers(layers: int) -> tuple[int, ...]:

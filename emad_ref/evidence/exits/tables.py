@@ -7,7 +7,6 @@ from emad_ref.evidence.exits.answers import Answered
 from emad_ref.evidence.exits.gathered import Exits
 from emad_ref.evidence.exits.rules import RULES
 
-LEAST_SOLVED = 0.05  # of the score at full depth, below which no exit can be said to keep it
 FULL = "full depth"
 
 Row = dict[str, object]
@@ -32,9 +31,8 @@ def row(exits: Exits, task: str, rule: str, minimum: int, done: Answered) -> Row
 def by_rule(exits: Exits) -> Exhibits:
     """Full depth, then every row of ``RULES`` at the paper's minimum layers, task by task; a note on unsolved tasks."""
     rows = [line for task in exits.tasks for line in _rows(exits, task, exits.minima)]
-    poor = [task for task in exits.tasks if exits.under(task, exits.full).exited.score.values.mean() < LEAST_SOLVED]
-    said = f"{exits.subject.name}: full depth scores below {LEAST_SOLVED} on {', '.join(sorted(poor))}"
-    return Exhibits((Table(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), (said,) if poor else ())
+    notes = tuple(f"{exits.subject.name}: {task}: {reason}" for task, reason in exits.unsolved.items())
+    return Exhibits((Table(f"early exits on {exits.corpus}", rows, "FLOPs by rule"),), notes)
 
 
 def by_minimum_layer(exits: Exits) -> Exhibits:

@@ -4,34 +4,47 @@ The bundled T5s are asked the world's own pairs, for which they were trained. An
 from the files of ``--emad-data DIR``; without files it is asked nothing, and its rows say so. A task that is left out
 keeps the reason.
 
-One split of each is read, the one that measures; nothing is fitted on another. What has to be calibrated (EE-7) is
-drawn from these very items, whose mean loss is then known.
+What is judged comes from one split, the one that measures. What calibrates (EE-7), and the constant answer that an
+honest guess may give, come from items about other texts: the world's split for that, or rows of the file that are not
+judged. Items about one text, such as questions about a paragraph, share a cluster.
+
+An honest guess is the better of two that need no model: the commonest answer elsewhere, or what the source offers
+(a word of it, each as likely; a number of it; as many of its first words as a summary has).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from emad_ref.errors import ends_the_run
 from emad_ref.evidence.subject import Subject
-from emad_ref.record import Ints
+from emad_ref.record import Floats, Ints
 from emad_ref.tasks.local.processing import samsum_results, squad_results
-from emad_ref.tasks.published_pairs import PUBLISHED, draw, files_of, held
+from emad_ref.tasks.published_pairs import PUBLISHED, Drawn, draw, files_of, held
 from emad_ref.text.pairs import SourceTarget, TextTask, pairs
+from emad_ref.verdict.units import ByItem
 
 WORLD = "world:pairs"
 ITEMS = {"smoke": 100, "standard": 200, "full": 500}
+GUESSED_FROM = 100  # items elsewhere whose commonest answer is an honest guess
+NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
 class ExitTask:
-    """``kind``: a question → an answer, or a dialogue → its summary. ``new``: tokens that an answer may take."""
+    """``kind``: a question → an answer, a dialogue → its summary, a story → a worked chain that ends with a number.
+
+    ``new``: tokens that an answer may take.
+    """
 
     corpus: str
     kind: TextTask
@@ -39,8 +52,9 @@ class ExitTask:
 
 
 TASKS: dict[str, ExitTask] = {
-    "qa": ExitTask(WORLD, "qa", 8),  # the longest target has 6 tokens
-    "summary": ExitTask(WORLD, "summary", 32),  # 22
+    "qa": ExitTask(WORLD, "qa", 8),  # the longest target has 4 tokens
+    "summary": ExitTask(WORLD, "summary", 40),  # 36
+    "count": ExitTask(WORLD, "count", 36),  # 31
     "squad": ExitTask("squad", "qa", 30),  # as the scripts of BERT and transformers allow an answer of SQuAD
     "samsum": ExitTask("samsum", "summary", 128),  # as LongBench allows a summary of SamSum (tasks/local/samsum.yaml)
 }
@@ -59,6 +73,16 @@ class Items:
     targets: tuple[Ints, ...]
     cut: tuple[int, int]
     drawn: str
+
+    @cached_property
+    def cluster(self) -> Ints:
+        """int64 [items]: items about the same text have the same number."""
+        numbers: dict[str, int] = {}
+        return np.array([numbers.setdefault(pair.text, len(numbers)) for pair in self.pairs], dtype=np.int64)
+
+    def column(self, values: Any) -> ByItem:
+        """``values`` [items, …] of these items, in their order."""
+        return ByItem(np.asarray(values), self.cluster)
 
 
 class ExitTasks:
@@ -143,16 +167,50 @@ class ExitTasks:
             f"{TASKS[name].new}"
         )
 
+    def elsewhere(self, name: str, count: int, by: int = 1) -> Items:
+        """Up to ``count`` items about texts that are not judged, each about a text of its own; a multiple of ``by``.
+
+        A file that does not fit ends the run.
+        """
+        subject = self._subject
+        if TASKS[name].corpus == WORLD:
+            stream = pairs(TASKS[name].kind, "calibrate", None, subject.seed)
+        else:
+            judged = {pair.text for pair in self.items(name).pairs}
+            stream = (pair for pair in self._published(name, None).pairs if pair.text not in judged)
+        found = tuple(islice(_one_per_text(stream), count))
+        return self._tokenised(name, found[: len(found) // by * by], "")
+
+    def guessed(self, name: str) -> Floats:
+        """float64 [items] score that an honest guess expects on each judged item: the better of two, on average."""
+        judged, others = self.items(name).pairs, self.elsewhere(name, GUESSED_FROM).pairs
+        length = int(np.median([len(pair.target.split()) for pair in others or judged]))
+        common = [answer for answer, _ in Counter(pair.target for pair in others).most_common(1)]
+        offers = GUESSES[TASKS[name].kind]
+        each = [(common, offers(pair.text, length)) for pair in judged]
+        expected = np.array(
+            [
+                [np.mean([scored(name, guess, pair.answers) for guess in guesses or [""]]) for guesses in kinds]
+                for pair, kinds in zip(judged, each, strict=True)
+            ]
+        )
+        best: Floats = expected[:, expected.mean(axis=0).argmax()]
+        return best
+
     def _read(self, name: str) -> Items:
         subject, count = self._subject, ITEMS[self._subject.budget.name]
         if TASKS[name].corpus == WORLD:
-            chosen, drawn = tuple(pairs(TASKS[name].kind, "evaluate", count, subject.seed)), ""
-        else:
-            assert subject.data is not None, "without a folder no published task is asked"
-            with ends_the_run():
-                found = draw(name, subject.data, count, subject.seed)
-            chosen, drawn = found.pairs, f"{len(found.pairs)} of {found.of:,} pairs of {found.file.name}"
-        window, new = subject.window, TASKS[name].new
+            return self._tokenised(name, tuple(pairs(TASKS[name].kind, "evaluate", count, subject.seed)), "")
+        found = self._published(name, count)
+        return self._tokenised(name, found.pairs, f"{len(found.pairs)} of {found.of:,} pairs of {found.file.name}")
+
+    def _published(self, name: str, count: int | None) -> Drawn:
+        assert self._subject.data is not None, "without a folder no published task is asked"
+        with ends_the_run():
+            return draw(name, self._subject.data, count, self._subject.seed)
+
+    def _tokenised(self, name: str, chosen: tuple[SourceTarget, ...], drawn: str) -> Items:
+        window, new = self._subject.window, TASKS[name].new
         sources = [self._tokens(pair.source) for pair in chosen]
         targets = [self._tokens(pair.target) for pair in chosen]
         cut = sum(len(ids) > window for ids in sources), sum(len(ids) > new for ids in targets)
@@ -168,18 +226,49 @@ class ExitTasks:
         return ids
 
 
+def _one_per_text(stream: Iterable[SourceTarget]) -> Iterator[SourceTarget]:
+    seen: set[str] = set()
+    for pair in stream:
+        if pair.text not in seen:
+            seen.add(pair.text)
+            yield pair
+
+
 # ---------------------------------------------------------------- scores
 
 
 def scored(name: str, text: str, answers: Sequence[str]) -> float:
-    """The best score of ``text`` over the reference answers, in 0–1: token F1 of an answer, ROUGE-L of a summary."""
-    if TASKS[name].kind == "qa":
-        return squad_results({"answers": {"text": answers}}, [text])["f1"]
-    return max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers)
+    """The best score of ``text`` over the reference answers, in 0–1.
+
+    Token F1 of an answer, ROUGE-L of a summary, and of a worked chain whether its last number is the reference's.
+    """
+    return SCORES[TASKS[name].kind](text, answers)
 
 
 def exactly(name: str, text: str, answers: Sequence[str]) -> float | None:
     """1 where ``text`` is one of the answers but for case, punctuation and articles, else 0; None for a summary."""
-    if TASKS[name].kind == "qa":
-        return squad_results({"answers": {"text": answers}}, [text])["exact"]
-    return None
+    if TASKS[name].kind == "summary":
+        return None
+    return squad_results({"answers": {"text": answers}}, [text])["exact"]
+
+
+def _last_number(text: str) -> str:
+    found = NUMBER.findall(text)
+    return found[-1] if found else ""
+
+
+def _chain_ends(text: str, answers: Sequence[str]) -> float:
+    return float(any(_last_number(answer) == _last_number(text) != "" for answer in answers))
+
+
+SCORES: dict[TextTask, Callable[[str, Sequence[str]], float]] = {
+    "qa": lambda text, answers: squad_results({"answers": {"text": answers}}, [text])["f1"],
+    "summary": lambda text, answers: max(samsum_results({"summary": answer}, [text])["rougeL"] for answer in answers),
+    "count": _chain_ends,
+}
+# (text, words of a usual answer) → what the text itself offers, each as likely
+GUESSES: dict[TextTask, Callable[[str, int], Sequence[str]]] = {
+    "qa": lambda text, length: sorted(set(re.findall(r"\w+", text))),
+    "summary": lambda text, length: [" ".join(text.split()[:length])],
+    "count": lambda text, length: NUMBER.findall(text),
+}

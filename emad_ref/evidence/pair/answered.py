@@ -9,10 +9,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from emad_ref.decoding.acceptance import ACCEPTED, Speculated
+from emad_ref.decoding.branching import Walk
 from emad_ref.decoding.switching import Switched, SwitchingRule
+from emad_ref.evidence.pair.marked import Marked
 from emad_ref.evidence.scored import GENERATED_LINE
-from emad_ref.record import Ints, Record
+from emad_ref.record import Floats, Ints, Record
+from emad_ref.sweep.routing import Ran
 from emad_ref.tasks.scoring import Item, runs
 from emad_ref.verdict.units import ByItem
 
@@ -23,14 +28,33 @@ Result = Switched | Speculated | Record
 class Answered:
     """How items were answered: ``right`` [items] bool; int64 [items] tokens ``emitted``, and those ``by_large``.
 
-    ``flops`` executed, prompts included; None where a decoder does not count. ``runs``: the results they came from.
+    ``flops`` executed, prompts included; None where a decoder does not count. ``runs``: the results they came from;
+    ``walks``: of switching, one per item; both empty where options were read. ``entropy_bits``: per text or option
+    [its tokens], of whoever was in charge; empty where the way does not tell.
     """
 
     right: ByItem
     emitted: Ints
     by_large: Ints
     flops: int | None
-    runs: tuple[Result, ...]
+    runs: tuple[Result, ...] = ()
+    walks: tuple[Walk, ...] = ()
+    entropy_bits: tuple[Floats, ...] = ()
+
+    @classmethod
+    def of(
+        cls, marked: Marked, flops: int | None, runs: tuple[Result, ...] = (), walks: tuple[Walk, ...] = ()
+    ) -> Answered:
+        """Items as a task marked them: of options, the tokens of all of them are read, and count."""
+        emitted = [sum(len(one.tokens) for one in item) for item in marked.written]
+        by_large = [sum(one.by_large for one in item) for item in marked.written]
+        told = tuple(one.entropy_bits for item in marked.written for one in item if one.entropy_bits is not None)
+        return cls(marked.right, np.array(emitted), np.array(by_large), flops, runs, walks, told)
+
+    @property
+    def ran(self) -> Ran:
+        """What a mixture by items takes in."""
+        return Ran(self.right.values.astype(np.float64), self.emitted, self.by_large)
 
     @property
     def score(self) -> float:

@@ -1,7 +1,8 @@
 """Items of tasks answered by either model alone, by switching, by speculation, and by the large model drafting itself.
 
-Work, shares and acceptance are read off records; each way to answer is decoded once and kept. Switching runs row by row
-(``decoding.switching``).
+Each way to answer is decoded once and kept. At full depth switching, and either model alone, are walks through texts
+that all rules share (``decoding.branching``): tokens, shares and work are those of decoding under that rule.
+Speculation is decoded, its work read off records.
 """
 
 from __future__ import annotations
@@ -12,84 +13,110 @@ from functools import cached_property
 import numpy as np
 
 from emad_ref.decoding.acceptance import ACCEPTED, GATED, Speculated
-from emad_ref.decoding.pair import Log, Seat
+from emad_ref.decoding.branching import Texts, Walk, Wanted
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
-from emad_ref.decoding.switching import LARGE, Switched, SwitchingRule, switch
-from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.pair.answered import Answered, Result, is_right, longest
-from emad_ref.evidence.pair.batches import ROWS, equal, full, in_groups, prompts_of
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
+from emad_ref.evidence.pair import asked
+from emad_ref.evidence.pair.answered import Answered, Result
+from emad_ref.evidence.pair.asked import Task, tasks_of
+from emad_ref.evidence.pair.batches import ROWS, equal, in_groups
 from emad_ref.evidence.pair.models import Models
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from emad_ref.record import DECODE, PROMPT, Bools, Ints, Record
-from emad_ref.tasks.scoring import Item, item_of
-from emad_ref.text import world
+from emad_ref.record import Bools, Ints, Record
+from emad_ref.tasks.ways import Continuations, Read, Way, Written
 from emad_ref.text.documents import Split
-from emad_ref.verdict.units import ByItem
 
 
 class Answers:
-    """Every request names a task, a split and how many of its items."""
+    """Every request names a task, a split and how many of its items. ``guessed_on``: validation items from which a
+    task's most frequent answer is read."""
 
-    def __init__(self, models: Models, seed: int):
-        self.models, self._seed = models, seed
-        self._items: dict[tuple[str, Split, int], list[Item]] = {}
+    def __init__(self, models: Models, seed: int, guessed_on: int):
+        self.models, self.seed, self._guessed_on = models, seed, guessed_on
         self._answers: dict[tuple[object, ...], Answered] = {}
-
-    def items(self, task: str, split: Split, count: int) -> list[Item]:
-        key, large = (task, split, count), self.models.large.subject
-        if key not in self._items:
-            made = world.examples(task, split, count, self._seed)
-            self._items[key] = [item_of(example, large.tokenizer, large.opening) for example in made]
-        return self._items[key]
+        self._texts = Texts(ROWS)
 
     @cached_property
-    def stop(self) -> frozenset[int]:
-        return frozenset(self.models.large.subject.tokenizer.encode("\n", add_special_tokens=False))
+    def scored(self) -> dict[str, Task]:
+        """The tasks of this run, by name."""
+        return tasks_of(self.models, self.seed, self._guessed_on)
+
+    @cached_property
+    def _unscored(self) -> Task:
+        return asked.Openings(self.models)
+
+    def task(self, name: str) -> Task:
+        """A task of this run, or the texts that stand in where it has none."""
+        return self._unscored if name == asked.TEXTS else self.scored[name]
+
+    def prompts(self, task: str, split: Split, count: int) -> list[Prompt]:
+        """Of at most ``count`` items. Raises Unsupported where nothing is written."""
+        return [Prompt(text.prompt) for text in self.task(task).texts(split, count)]
 
     # ------------------------------------------------------------ ways to answer
 
-    def score(self, model: int, task: str, split: Split, count: int) -> float:
-        """Share that the ``SMALL`` or the ``LARGE`` model answers right alone at full depth, whatever it costs."""
-        items, evidence = self.items(task, split, count), self.models.both[model]
-        emitted, _ = self._generated(evidence, evidence.subject.full, items, full(items))
-        return float(self._right(items, emitted).values.mean())
-
     def alone(self, model: int, task: str, split: Split, count: int, point: OperatingPoint | None = None) -> Answered:
         """Items answered by the ``SMALL`` or the ``LARGE`` model alone, at full depth or at ``point``."""
-        evidence = self.models.both[model]
-        chosen = point or evidence.subject.full
+        if point is None:
+            return self.switched(self.never(model), task, split, count)
+        return self._decoded(
+            ("alone", model, point, task, split, count), lambda wanted: self._generated(model, point, wanted)
+        )
 
-        def run() -> Answered:
-            items = self.items(task, split, count)
-            emitted, done = self._generated(evidence, chosen, items, equal(items))
-            lengths = np.array([len(tokens) for tokens in emitted])
-            by_large = lengths if model == LARGE else np.zeros_like(lengths)
-            return Answered(self._right(items, emitted), lengths, by_large, self._total(done, model), tuple(done))
-
-        return self._kept(("alone", model, chosen, task, split, count), run)
-
-    def _generated(
-        self, evidence: Evidence, point: OperatingPoint, items: Sequence[Item], groups: list[list[int]]
-    ) -> tuple[list[Ints], list[Record]]:
-        with evidence.subject.open(point, max_rows=ROWS) as decoder:
-            return in_groups(items, groups, lambda prompts, new: decoder.generate(prompts, new, self.stop))
+    def never(self, model: int) -> SwitchingRule:
+        """The rule under which ``model`` writes everything: τ = 0, or the most that any distribution has, and it
+        starts."""
+        # log₂ V itself is reached by a uniform distribution, and one token alone never ends a run that long
+        longest = min(evidence.subject.stepper.max_positions for evidence in self.models.both)
+        bits = 0.0 if model == LARGE else float(np.log2(self.models.vocabulary))
+        return SwitchingRule(bits, window=1, least_run=longest, start=model)
 
     def switched(self, rule: SwitchingRule, task: str, split: Split, count: int) -> Answered:
         """Items answered by EAD, both models at full depth."""
+        return self.switched_all([rule], task, split, count)[0]
+
+    def switched_all(self, rules: Sequence[SwitchingRule], task: str, split: Split, count: int) -> list[Answered]:
+        """As ``switched``, of several rules: what they share is decoded once, and in full batches."""
+        given = self.task(task)
+        new = [rule for rule in rules if self._key(rule, task, split, count) not in self._answers]
+        if given.generated and len(new) > 1:
+            texts = given.texts(split, count)
+            with self.models.partners(rows=ROWS) as partners:
+                self._texts.walks(partners, [(text, rule) for rule in new for text in texts])
+        return [self._switched(rule, task, split, count) for rule in rules]
+
+    def _key(self, rule: SwitchingRule, task: str, split: Split, count: int) -> tuple[object, ...]:
+        return ("switched", rule, task, split, count)
+
+    def _switched(self, rule: SwitchingRule, task: str, split: Split, count: int) -> Answered:
+        walks: list[Walk] = []
+
+        def write(wanted: Sequence[Wanted]) -> list[Written]:
+            with self.models.partners(rows=ROWS) as partners:
+                walks[:] = self._texts.walks(partners, [(text, rule) for text in wanted])
+            return [Written(walk.tokens, walk.by_large, walk.entropy_bits) for walk in walks]
+
+        def read(options: Continuations) -> list[Read]:
+            with self.models.partners() as partners:
+                found = self._texts.scored(partners, options, rule)
+            return [
+                Read(
+                    float(heard.log_p.sum()),
+                    bool(heard.greedy.all()),
+                    Written(tokens, int(heard.model.sum()), heard.entropy_bits),
+                )
+                for (_, tokens), heard in zip(options, found, strict=True)
+            ]
 
         def run() -> Answered:
-            items = self.items(task, split, count)
-            with self.models.partners() as (small, large):
-                done = switch(small, large, rule, prompts_of(items), longest(items), stop=self.stop)
-            lengths = np.array([len(models) for models in done.model])
-            by_large = np.array([int(models.sum()) for models in done.model])
-            right = self._right(items, done.record.emitted)
-            return Answered(right, lengths, by_large, self._total([done]), (done,))
+            marked = self.task(task).answered(Way(write, read), split, count)
+            flops = self.models.walked(walks) if walks and self.models.counted else None
+            return Answered.of(marked, flops, (), tuple(walks))
 
-        return self._kept(("switched", rule, task, split, count), run)
+        return self._kept(self._key(rule, task, split, count), run)
 
     def speculated(
         self,
@@ -99,73 +126,116 @@ class Answers:
         *,
         k: int = DRAFTED,
         gate_bits: float | None = None,
-        padded: bool = False,
     ) -> Answered:
-        """Items answered by speculative decoding, both models at full depth; ``padded``: in full batches, where FLOPs
-        do not matter.
+        """Items answered by speculative decoding, both models at full depth.
 
         The large model's tokens are those that no draft stands for, whether accepted or waved through by the gate.
+        Options, which are read and not written, it ranks as the large model alone: it is lossless.
+
+        Raises:
+            Unsupported: options are to be ranked behind a gate, which no draft of them passes.
         """
 
-        def run() -> Answered:
-            items = self.items(task, split, count)
-            groups = full(items) if padded else equal(items)
+        def generated(wanted: Sequence[Wanted]) -> tuple[list[Written], list[Result]]:
+            groups = equal(wanted)
             with self.models.partners(rows=ROWS) as (small, large):
 
-                def decode(prompts: list[Prompt], new: int) -> Speculated:
-                    return speculate(small, large, prompts, new, k=k, stop=self.stop, gate_bits=gate_bits)
+                def decode(prompts: list[Prompt], text: Wanted) -> Speculated:
+                    return speculate(
+                        small, large, prompts, text.most, k=k, stop=text.stop, gate_bits=gate_bits, ended=text.ended
+                    )
 
-                emitted, done = in_groups(items, groups, decode)
-            lengths = np.array([len(tokens) for tokens in emitted])
-            by_large = lengths.copy()
+                emitted, done = in_groups(wanted, groups, decode)
+            by_large = np.array([len(tokens) for tokens in emitted])
             for rows, one in zip(groups, done, strict=True):
                 by_large[rows] -= one.drafted(ACCEPTED) + one.drafted(GATED)
-            return Answered(self._right(items, emitted), lengths, by_large, self._total(done), tuple(done))
+            return [Written(*both) for both in zip(emitted, by_large.tolist(), strict=True)], list(done)
 
-        return self._kept(("speculated", k, gate_bits, padded, task, split, count), run)
+        if gate_bits is None and not self.task(task).generated:
+            return self.alone(LARGE, task, split, count)
+        return self._decoded(("speculated", k, gate_bits, task, split, count), generated)
+
+    def gated(self, k: int, gate_bits: float | None, task: str, split: Split, count: int) -> Answered:
+        """Tokens and shares of ``speculated``, read off the texts that rules share; its work is not told.
+
+        ``entropy_bits``: of the drafts that were judged.
+        """
+
+        def write(wanted: Sequence[Wanted]) -> list[Written]:
+            with self.models.partners(rows=ROWS) as partners:
+                spoken = self._texts.spoken(partners, wanted, k, gate_bits)
+            return [Written(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
+
+        def run() -> Answered:
+            return Answered.of(self.task(task).answered(Way(write, None), split, count), None)
+
+        return self._kept(("gated", k, gate_bits, task, split, count), run)
 
     def self_speculated(self, exit_layer: int, task: str, split: Split, count: int, *, k: int = DRAFTED) -> Answered:
         """Items answered by the large model, which drafts for itself after ``exit_layer``: all tokens are its own."""
 
-        def run() -> Answered:
-            items = self.items(task, split, count)
+        def generated(wanted: Sequence[Wanted]) -> tuple[list[Written], list[Result]]:
             with self.models.drafting(rows=ROWS) as model:
 
-                def decode(prompts: list[Prompt], new: int) -> Speculated:
-                    return self_speculate(model, exit_layer, prompts, new, k=k, stop=self.stop)
+                def decode(prompts: list[Prompt], text: Wanted) -> Speculated:
+                    return self_speculate(model, exit_layer, prompts, text.most, k=k, stop=text.stop, ended=text.ended)
 
-                emitted, done = in_groups(items, equal(items), decode)
-            lengths = np.array([len(tokens) for tokens in emitted])
-            return Answered(self._right(items, emitted), lengths, lengths, self._total(done), tuple(done))
+                emitted, done = in_groups(wanted, equal(wanted), decode)
+            return [Written(tokens, len(tokens)) for tokens in emitted], list(done)
 
-        return self._kept(("self-speculated", exit_layer, k, task, split, count), run)
+        if not self.task(task).generated:
+            return self.alone(LARGE, task, split, count)
+        return self._decoded(("self-speculated", exit_layer, k, task, split, count), generated)
+
+    def _generated(
+        self, model: int, point: OperatingPoint, wanted: Sequence[Wanted]
+    ) -> tuple[list[Written], list[Result]]:
+        """By one model alone. What a text's own ``ended`` calls over is cut there, and was paid for."""
+        with self.models.both[model].subject.open(point, max_rows=ROWS) as decoder:
+
+            def decode(prompts: list[Prompt], text: Wanted) -> Record:
+                return decoder.generate(prompts, text.most, text.stop)
+
+            emitted, done = in_groups(wanted, equal(wanted), decode)
+        ended = [_cut(tokens, text) for tokens, text in zip(emitted, wanted, strict=True)]
+        return [Written(tokens, len(tokens) if model == LARGE else 0) for tokens in ended], list(done)
+
+    def _decoded(
+        self, key: tuple[object, ...], generated: Callable[[Sequence[Wanted]], tuple[list[Written], list[Result]]]
+    ) -> Answered:
+        """Answers whose work is read off records. ``key`` ends with task, split and number of items, and holds, behind
+        its first entry, which model worked where only one did."""
+        runs: list[Result] = []
+
+        def write(wanted: Sequence[Wanted]) -> list[Written]:
+            written, done = generated(wanted)
+            runs.extend(done)
+            return written
+
+        def run() -> Answered:
+            task, split, count = key[-3:]
+            marked = self.task(str(task)).answered(Way(write, None), split, count)  # type: ignore[arg-type]
+            spent = self.models.spent(runs, SMALL if key[:2] == ("alone", SMALL) else LARGE)
+            return Answered.of(marked, None if spent is None else int(spent.sum()), tuple(runs))
+
+        return self._kept(key, run)
 
     def _kept(self, key: tuple[object, ...], run: Callable[[], Answered]) -> Answered:
         if key not in self._answers:
             self._answers[key] = run()
         return self._answers[key]
 
-    def _total(self, results: Sequence[Result], model: int = LARGE) -> int | None:
-        spent = self.models.spent(results, model)
-        return None if spent is None else int(spent.sum())
-
-    def _right(self, items: Sequence[Item], emitted: Sequence[Ints]) -> ByItem:
-        texts = [self.models.large.subject.tokenizer.decode(tokens.tolist()) for tokens in emitted]
-        right = [is_right(item, text) for item, text in zip(items, texts, strict=True)]
-        return ByItem(np.array(right, dtype=bool))
-
     # ------------------------------------------------------------ greedy choices of the large model
 
-    def agreement(self, done: Switched, items: Sequence[Item]) -> list[Bools]:
-        """Per item, [emitted] whether each emitted token is the large model's greedy choice after the same history."""
-        found = []
-        with self.models.partners() as (_, large):
-            for item, emitted in zip(items, done.record.emitted, strict=True):
-                seat = Seat(large, LARGE, Log(), [0], [Prompt(item.prompt)], PROMPT, DECODE)
-                logits = seat.logits[:, None]
-                if len(emitted) > 1:
-                    read = seat.feed(emitted[None, :-1], [DECODE] * (len(emitted) - 1))
-                    logits = np.concatenate([logits, read], axis=1)
-                seat.close()
-                found.append(logits[0].argmax(axis=-1) == emitted)
-        return found
+    def agreement(self, done: Answered, task: str, split: Split, count: int) -> list[Bools]:
+        """Per item, [emitted] whether each token of a walk is the large model's greedy choice after the same
+        history."""
+        with self.models.partners(rows=ROWS) as partners:
+            return [
+                self._texts.choices(partners, text, walk, LARGE)
+                for text, walk in zip(self.task(task).texts(split, count), done.walks, strict=True)
+            ]
+
+
+def _cut(tokens: Ints, text: Wanted) -> Ints:
+    return next((tokens[:n] for n in range(1, len(tokens)) if text.ended(tokens[:n].tolist())), tokens)

@@ -12,20 +12,16 @@ from typing import TypeVar
 import numpy as np
 
 from emad_ref.decoding.acceptance import Speculated
-from emad_ref.evidence.pair.answered import longest, record_of
+from emad_ref.decoding.branching import Wanted
+from emad_ref.evidence.pair.answered import record_of
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints, Record
-from emad_ref.tasks.scoring import Item
 
-ROWS = 32
+ROWS = 64
 Done = TypeVar("Done", Speculated, Record)
 
 
-def prompts_of(items: Sequence[Item]) -> list[Prompt]:
-    return [Prompt(item.prompt) for item in items]
-
-
-def equal(items: Sequence[Item]) -> list[list[int]]:
+def equal(items: Sequence[Wanted]) -> list[list[int]]:
     """Indices of items in groups of equally long prompts, at most ``ROWS`` each."""
     groups: list[list[int]] = []
     for index in _ascending(items):
@@ -37,24 +33,19 @@ def equal(items: Sequence[Item]) -> list[list[int]]:
     return groups
 
 
-def full(items: Sequence[Item]) -> list[list[int]]:
-    """Indices of items in groups of ``ROWS``, prompts of a group as nearly equal as can be."""
-    order = _ascending(items)
-    return [order[at : at + ROWS] for at in range(0, len(order), ROWS)]
-
-
-def _ascending(items: Sequence[Item]) -> list[int]:
+def _ascending(items: Sequence[Wanted]) -> list[int]:
     return sorted(range(len(items)), key=lambda index: len(items[index].prompt))
 
 
 def in_groups(
-    items: Sequence[Item], groups: list[list[int]], decode: Callable[[list[Prompt], int], Done]
+    items: Sequence[Wanted], groups: list[list[int]], decode: Callable[[list[Prompt], Wanted], Done]
 ) -> tuple[list[Ints], list[Done]]:
-    """Emitted tokens per item, and the result of each of ``groups``."""
-    new, results = longest(items), []
+    """Emitted tokens per item, and the result of each of ``groups``; ``decode`` takes prompts, and a text of those
+    wanted: all of one task stop alike."""
+    results = []
     emitted: list[Ints] = [np.empty(0, dtype=np.int64)] * len(items)
     for rows in groups:
-        done = decode(prompts_of([items[row] for row in rows]), new)
+        done = decode([Prompt(items[row].prompt) for row in rows], items[rows[0]])
         results.append(done)
         for row, tokens in zip(rows, record_of(done).emitted, strict=True):
             emitted[row] = tokens

@@ -1,6 +1,6 @@
 """Which of EAD's constants matter, and what would speculative decoding of the same pair have done? One table.
 
-τ, the model that starts, w and d_min, one at a time from the paper's w and d_min; speculation at several widths, gated
+τ, the model that starts, w and d_min, one at a time from the w and d_min in force; speculation at several widths, gated
 and not, and drafted by the large model itself, which leaves at each of its probes and goes on from there. Batch 1, the
 same items and prompts for all; score, share, acceptance and FLOPs off records, time in pairs. No claim is decided here.
 """
@@ -17,13 +17,13 @@ from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.pair.answered import described, table_row
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.rules import SHARES
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.evidence.pair.timing import Arm, alone, self_speculating, speculating, switching
-from emad_ref.sweep.routing import threshold_for_share
+from emad_ref.sweep.routing import thresholds
 
-WINDOWS = (1, 2, 10, 20)
-LEAST_RUNS = (1, 5, 20, 40)
+TAUS = 3  # thresholds by quantile, with either model first
+WINDOWS = (1, 2, 5, 10, 20)
+LEAST_RUNS = (1, 5, 10, 20, 40)
 WIDTHS = (2, DRAFTED, 8)
 GATES_BITS = (0.3, 1.0)
 TITLE = "switching and speculation of one pair"
@@ -33,7 +33,7 @@ Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 
 def exhibited(pair: Pair) -> Exhibits:
     """The table over all tasks worth routing, and why self-speculation is not in it where it is not."""
-    tasks, reason = pair.rules.tasks, pair.models.without_drafting
+    tasks, reason = pair.rules.written, pair.models.without_drafting
     notes = (f"{pair.name}: self-speculation: not applicable ({reason})",) if reason else ()
     rows = [row for task in tasks for row in _rows(pair, task)]
     return Exhibits((Table(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
@@ -62,12 +62,13 @@ def _rows(pair: Pair, task: str) -> list[dict[str, object]]:
 
 
 def varied(pair: Pair, task: str) -> list[SwitchingRule]:
-    """One constant at a time; the base is the paper's w and d_min at the middle share, the small model first."""
-    thresholds = [threshold_for_share(pair.rules.rolling_bits(task), share) for share in SHARES]
-    base = SwitchingRule(thresholds[1], start=SMALL)
-    rules = [replace(base, threshold_bits=tau, start=start) for start in (SMALL, LARGE) for tau in thresholds]
-    rules += [replace(base, window=window) for window in WINDOWS]
-    return [*rules, *(replace(base, least_run=least) for least in LEAST_RUNS)]
+    """One constant at a time; the base is the w and d_min in force at the middle threshold, the small model first."""
+    own = pair.rules.constants(task)
+    taus = thresholds(pair.rules.rolling_bits(task, own.window), TAUS)
+    base = SwitchingRule(taus[len(taus) // 2], own.window, own.least_run, SMALL)
+    rules = [replace(base, threshold_bits=tau, start=start) for start in (SMALL, LARGE) for tau in taus]
+    rules += [replace(base, window=window) for window in WINDOWS if window != own.window]
+    return [*rules, *(replace(base, least_run=least) for least in LEAST_RUNS if least != own.least_run)]
 
 
 def _tokens_per_second(

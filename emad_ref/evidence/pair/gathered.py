@@ -7,6 +7,7 @@ from functools import cached_property
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.pair.answers import Answers
+from emad_ref.evidence.pair.asked import TEXTS, WORLD, WorldTask
 from emad_ref.evidence.pair.models import Models
 from emad_ref.evidence.pair.names import PairNames
 from emad_ref.evidence.pair.rules import Rules
@@ -14,8 +15,6 @@ from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.timing import Timing
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import Loaded
-
-CORPUS = "world tasks"
 
 
 class Pair:
@@ -53,7 +52,11 @@ class Pair:
 
     @property
     def corpus(self) -> str:
-        return CORPUS
+        """What it was asked: the world's tasks, lm-eval's that were named, plain documents where there is neither."""
+        scored = self.answers.scored if not self.models.without_quality else {}
+        own = [WORLD] if any(isinstance(task, WorldTask) for task in scored.values()) else []
+        named = [name for name, task in scored.items() if not isinstance(task, WorldTask)]
+        return ", ".join([*own, *named]) or TEXTS
 
     @property
     def fingerprint(self) -> str:
@@ -72,7 +75,7 @@ class Pair:
     @cached_property
     def answers(self) -> Answers:
         """Items answered by each way to decode."""
-        return Answers(self.models, self.study.seed)
+        return Answers(self.models, self.study.seed, self.size.compared)
 
     @cached_property
     def rules(self) -> Rules:

@@ -14,9 +14,10 @@ from functools import cached_property
 
 import numpy as np
 
+from emad_ref.decoding.branching import Walk
 from emad_ref.decoding.pair import Partner, shared_vocabulary
 from emad_ref.decoding.selfdraft import drafting_point
-from emad_ref.decoding.switching import LARGE
+from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
@@ -83,9 +84,22 @@ class Models:
         ratio = self.parameters["small_parameters"] / self.parameters["large_parameters"]
         return (1 - saving - ratio) / (1 - ratio)
 
+    @cached_property
+    def counted(self) -> bool:
+        """Whether both decoders count their work, so that the ledger speaks for them."""
+        with self.partners() as both:
+            return all(partner.decoder.capabilities.counted for partner in both)
+
     def flops(self, work: Mapping[int, Work]) -> int:
         """FLOPs of what the models executed, by their numbers."""
         return sum(flops(part, self.both[model].loaded.geometry).total for model, part in work.items())
+
+    def walked(self, walks: Sequence[Walk], opening: bool = False) -> int:
+        """FLOPs of ``walks``, or of ``opening`` them with the prompts alone, by what our full depth executes."""
+        layers = [evidence.subject.stepper.layers for evidence in self.both]
+        return sum(
+            self.flops({model: walk.work(model, layers[model], opening)}) for walk in walks for model in (SMALL, LARGE)
+        )
 
     def spent(self, results: Sequence[Result], model: int = LARGE) -> Floats | None:
         """FLOPs of each result, prompts included; None if a decoder does not count.

@@ -1,28 +1,105 @@
-"""Which tasks a pair is worth routing on, and which switching rule validation puts forward for a saving.
+"""Which tasks a pair is worth routing on, and which switching rules validation puts forward for a saving.
 
-    validation   which tasks the large model is better at; τ for several shares of the large model; what each costs
-    evaluation   the points so chosen, speculative decoding (drafted by the small model, or by the first layers of the
-                 large one) and the large model alone, on the same items
+    validation   which tasks the large model is better at; τ by quantile, either model first; what each saves and scores
+    evaluation   the rules so chosen, speculative decoding and either model alone, on the same other items
 
-Nothing is chosen on what is judged.
+A saving is met exactly, by items: of the rules on validation's front (``sweep.routing``) two neighbours take turns,
+each item by one or the other, in the proportion that leaves the large model as many tokens as the saving allows.
+Nothing is chosen on what is judged but that proportion, which follows from tokens and from no score; the spread it
+brings is in the score's interval.
+
+w and d_min are the paper's where answers are long enough: neither is longer than a quarter of the median answer that
+the large model writes on validation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from emad_ref.decoding.switching import LARGE, SMALL, Switched, SwitchingRule
-from emad_ref.evidence.pair.answered import Answered
+from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, rolling_means
+from emad_ref.evidence.pair.answered import Answered, described
 from emad_ref.evidence.pair.answers import Answers
+from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.sizes import Sizes
 from emad_ref.record import Floats
-from emad_ref.sweep.routing import Routing, best_within_share, threshold_for_share
-from emad_ref.text import world
+from emad_ref.sweep.routing import Mixture, Routing, front, mixed, thresholds
+from emad_ref.verdict.counting import guessing_pvalue
+from emad_ref.verdict.interval import Estimate, accuracy_drop
+from emad_ref.verdict.legs import LEVEL
+from emad_ref.verdict.units import ByItem
 
 WORTH_ROUTING = 0.10  # accuracy by which the large model must be better on a task
-SHARES = (0.1, 0.5, 0.9)  # of the small model's rolling entropies above τ: thresholds tried on validation
+QUANTILES = 15  # thresholds tried with either model first
+SHORT = 4  # answers hold w and d_min at least so many times
+
+
+@dataclass(frozen=True)
+class Constants:
+    """w and d_min of a family of rules, in tokens."""
+
+    window: int
+    least_run: int
+
+
+PAPER = Constants(window=5, least_run=10)
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """Both models alone on validation items of one task; ``guess``: share that an honest guess gets right.
+
+    ``gap``: by how much the large model is better, against ``WORTH_ROUTING``.
+    """
+
+    small: Answered
+    large: Answered
+    guess: float
+    gap: Estimate
+
+    @property
+    def solved(self) -> bool:
+        """Whether the large model is shown to beat the guess; a repeated item counts once."""
+        return guessing_pvalue(self.large.right, self.guess) <= LEVEL
+
+    @property
+    def worth_routing(self) -> bool:
+        return self.solved and self.gap.p_above <= LEVEL
+
+    @property
+    def standing(self) -> str:
+        """``0.81 against 0.75, 6 points better [-2, 14]``, and what is missing."""
+        scores = f"{self.large.score:.3f} against {self.small.score:.3f}"
+        if not self.solved:
+            return f"{scores}; not solved: a guess gets {self.guess:.3f}"
+        return (
+            f"{scores}, {100 * self.gap.value:.1f} points better [{100 * self.gap.low:.1f}, {100 * self.gap.high:.1f}]"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """A task at a saving: each item by ``first`` with ``probability``, else by ``second``.
+
+    ``score``        [items] of the judged ones; its mean is the expected score at exactly ``saving`` there. ``dealt``:
+                     right [items] where each was given to one of the two.
+    ``chosen``       the probability that saves as much on validation; ``attained``: what it saves on the judged items.
+    ``neighbours``   what the two rules save on the judged items.
+    """
+
+    saving: float
+    first: SwitchingRule
+    second: SwitchingRule
+    probability: float
+    score: ByItem
+    dealt: ByItem
+    chosen: float
+    attained: float
+    neighbours: tuple[float, float]
+    name: str
 
 
 class Rules:
@@ -31,71 +108,154 @@ class Rules:
 
     def __init__(self, answers: Answers, size: Sizes, name: str, savings: tuple[float, ...]):
         self.answers, self.size, self.savings, self._name = answers, size, savings, name
-        self._rolling_bits: dict[str, Floats] = {}
+        self._families: dict[tuple[str, Constants], dict[SwitchingRule, Answered]] = {}
 
     # ------------------------------------------------------------ tasks
 
     @cached_property
-    def compared(self) -> dict[str, tuple[float, float]]:
-        """Task → validation score of the small and of the large model."""
-        count, score = self.size.compared, self.answers.score
-        return {
-            task: (score(SMALL, task, "validate", count), score(LARGE, task, "validate", count)) for task in world.TASKS
-        }
+    def compared(self) -> dict[str, Compared]:
+        """Task → both models on validation."""
+        return {task: self._compared(task) for task in self.answers.scored}
+
+    def _compared(self, task: str) -> Compared:
+        small, large = (self.answers.alone(model, task, "validate", self.size.compared) for model in (SMALL, LARGE))
+        gap = accuracy_drop(large.right, small.right, threshold=WORTH_ROUTING)
+        return Compared(small, large, self.answers.task(task).guess, gap)
 
     @property
     def tasks(self) -> list[str]:
         """Tasks worth routing, the one of the largest gap first."""
-        gaps = {task: large - small for task, (small, large) in self.compared.items()}
-        return sorted((task for task in gaps if gaps[task] >= WORTH_ROUTING), key=lambda task: -gaps[task])
+        worth = [task for task, both in self.compared.items() if both.worth_routing]
+        return sorted(worth, key=lambda task: -self.compared[task].gap.value)
+
+    @property
+    def written(self) -> list[str]:
+        """Those of ``tasks`` whose answers are written, not chosen among options."""
+        return [task for task in self.tasks if self.answers.task(task).generated]
+
+    @property
+    def writable(self) -> list[str]:
+        """What can be decoded, whether or not it tells the models apart: tasks worth routing first, then other tasks,
+        then texts without a score. Never empty."""
+        if self.answers.models.without_quality:
+            return [TEXTS]
+        others = [task for task, given in self.answers.scored.items() if given.generated and task not in self.tasks]
+        return [*self.written, *others, TEXTS]
 
     @property
     def note(self) -> str:
-        """One sentence: where the pair is useless."""
-        said = ", ".join(
-            f"{task} ({large:.3f} against {small:.3f})"
-            for task, (small, large) in self.compared.items()
-            if task not in self.tasks
-        )
+        """One sentence: which tasks cannot tell the models apart, and with what interval."""
+        said = "; ".join(f"{task} ({both.standing})" for task, both in self.compared.items() if task not in self.tasks)
         return (
-            f"{self._name}: the pair is useless on {said or 'no task'}: the large model is not "
-            f"{100 * WORTH_ROUTING:.0f} points better there on {self.size.compared} validation items"
+            f"{self._name}: not shown on {self.size.compared} validation items that the large model beats a guess and "
+            f"is {100 * WORTH_ROUTING:.0f} points better: {said or 'no task'}"
         )
+
+    def missing(self) -> str:
+        """Why there is no task to ask; empty where there is one."""
+        if self.answers.scored:
+            return ""
+        found = self.answers.models.large.scored.published.unmeasured
+        unread = "; ".join(f"{task}: {reason}" for task, reason in found.items())
+        return f"no task whose answers are right or wrong: name some with --emad-tasks ({unread or 'none is named'})"
 
     def premise(self) -> str:
         """Why EAD cannot be judged on this pair; empty where it can."""
-        if reason := self.answers.models.without_quality:
+        if reason := self.answers.models.without_quality or self.missing():
             return reason
         return "" if self.tasks else f"{self.note}; there is nothing to route"
 
-    # ------------------------------------------------------------ thresholds
+    # ------------------------------------------------------------ families of rules
 
-    def rolling_bits(self, task: str) -> Floats:
+    def constants(self, task: str) -> Constants:
+        """The paper's w and d_min, or as much of them as a quarter of the median answer holds."""
+        most = max(1, int(self.median_answer(task)) // SHORT)
+        return Constants(min(PAPER.window, most), min(PAPER.least_run, most))
+
+    def median_answer(self, task: str) -> float:
+        """Tokens of the large model's own answers on validation, or of options where they are read."""
+        alone = self.answers.alone(LARGE, task, "validate", self.size.tried)
+        return float(np.median([len(bits) for bits in alone.entropy_bits]))
+
+    def rolling_bits(self, task: str, window: int) -> Floats:
         """H̄ of the small model alone on the validation items, bits."""
-        if task not in self._rolling_bits:
-            never = SwitchingRule(float(np.log2(self.answers.models.vocabulary)), start=SMALL)
-            (done,) = self.validated(never, task).runs
-            assert isinstance(done, Switched)
-            self._rolling_bits[task] = np.concatenate(done.rolling_bits)
-        return self._rolling_bits[task]
+        alone = self.answers.alone(SMALL, task, "validate", self.size.tried)
+        return np.concatenate([rolling_means(bits.tolist(), window) for bits in alone.entropy_bits])
 
-    def tried(self, task: str) -> dict[SwitchingRule, Routing]:
-        """Rules with the paper's w and d_min, τ for several shares and either model first, as validation found them."""
-        thresholds = [threshold_for_share(self.rolling_bits(task), share) for share in SHARES]
-        rules = [SwitchingRule(tau, start=start) for start in (SMALL, LARGE) for tau in thresholds]
-        found = {rule: self.validated(rule, task) for rule in rules}
-        return {rule: Routing(rule.threshold_bits, done.large_share, done.score) for rule, done in found.items()}
+    def tried(self, task: str, constants: Constants | None = None) -> dict[SwitchingRule, Answered]:
+        """Rules of one w and d_min, those of ``constants(task)`` by default, as validation found them: τ by quantile
+        with either model first, and either model alone."""
+        own = constants or self.constants(task)
+        if (task, own) not in self._families:
+            taus = thresholds(self.rolling_bits(task, own.window), QUANTILES)
+            rules = [SwitchingRule(tau, own.window, own.least_run, start) for start in (SMALL, LARGE) for tau in taus]
+            rules += [self.answers.never(model) for model in (SMALL, LARGE)]
+            done = self.answers.switched_all(rules, task, "validate", self.size.tried)
+            self._families[task, own] = dict(zip(rules, done, strict=True))
+        return self._families[task, own]
 
-    def chosen(self, task: str, saving: float) -> SwitchingRule | None:
-        """The rule of highest validation score among those that save at least ``saving``; None where none does."""
-        tried = self.tried(task)
-        best = best_within_share(list(tried.values()), self.answers.models.share_for(saving))
-        return next((rule for rule, routing in tried.items() if routing is best), None)
+    def front(self, task: str, constants: Constants | None = None) -> list[SwitchingRule]:
+        """Rules whose mixtures score best on validation, by falling share of the large model."""
+        tried = self.tried(task, constants)
+        rules = list(tried)
+        found = front([Routing(done.large_share, done.score) for done in tried.values()])
+        return [rules[index] for index in found]
+
+    def routed(self, task: str, saving: float, constants: Constants | None = None) -> Routed | None:
+        """The mixture of ``front`` that saves exactly ``saving``, on the judged items; None where not even the small
+        model alone saves as much."""
+        models = self.answers.models
+        share = models.share_for(saving)
+        if share < 0:
+            return None
+        rules, tried = self.front(task, constants), self.tried(task, constants)
+        judged = self.answers.switched_all(rules, task, "evaluate", self.size.judged)
+        rng = np.random.default_rng(self.answers.seed)
+        chosen = mixed([tried[rule].ran for rule in rules], share, rng)
+        found = mixed([done.ran for done in judged], share, rng, near=chosen.first)
+        first, second = rules[found.first], rules[found.second]
+        return Routed(
+            saving,
+            first,
+            second,
+            found.probability,
+            judged[0].right.like(found.score),
+            judged[0].right.like(found.dealt == 1),
+            chosen.probability,
+            models.saving(_share(chosen, judged)),
+            (models.saving(judged[found.first].large_share), models.saving(judged[found.second].large_share)),
+            f"{found.probability:.0%} of items by {self.called(first)}, {1 - found.probability:.0%} by "
+            f"{self.called(second)}",
+        )
+
+    def called(self, rule: SwitchingRule) -> str:
+        """A rule in a sentence; the two ends of every family are a model alone."""
+        for model, name in ((SMALL, "the small model alone"), (LARGE, "the large model alone")):
+            if rule == self.answers.never(model):
+                return name
+        return described(rule)
 
     def put_forward(self, task: str) -> SwitchingRule:
-        """The rule of highest validation score that saves the first of ``savings``; where none does, the cheapest."""
-        rule = self.chosen(task, self.savings[0])
-        return rule or min(self.tried(task).items(), key=lambda tried: tried[1].large_share)[0]
+        """One rule, no mixture: of those that switch and save the first of ``savings`` on validation, the best; where
+        none does, the cheapest."""
+        tried = self._switching(task)
+        most = self.answers.models.share_for(self.savings[0])
+        enough = {rule: done for rule, done in tried.items() if done.large_share <= most}
+        if enough:
+            return max(enough, key=lambda rule: enough[rule].score)
+        return min(tried, key=lambda rule: tried[rule].large_share)
+
+    def nearest(self, task: str, saving: float) -> SwitchingRule:
+        """One rule, no mixture and no score: of those that switch, the one whose saving on validation is nearest."""
+        tried = self._switching(task)
+        share = self.answers.models.share_for(saving)
+        return min(tried, key=lambda rule: abs(tried[rule].large_share - share))
+
+    def _switching(self, task: str) -> dict[SwitchingRule, Answered]:
+        """Those of ``tried`` that can switch; all, where entropy never differs and no threshold parts anything."""
+        alone = {self.answers.never(model) for model in (SMALL, LARGE)}
+        tried = self.tried(task)
+        return {rule: done for rule, done in tried.items() if rule not in alone} or tried
 
     # ------------------------------------------------------------ what they answer
 
@@ -108,3 +268,10 @@ class Rules:
     def judged_alone(self, model: int, task: str) -> Answered:
         """The items of ``judged``, answered by one model at full depth."""
         return self.answers.alone(model, task, "evaluate", self.size.judged)
+
+
+def _share(mixture: Mixture, judged: Sequence[Answered]) -> float:
+    """The large model's share of tokens where validation's own mixture answers the judged items."""
+    p, first, second = mixture.probability, judged[mixture.first], judged[mixture.second]
+    by_large = p * first.by_large.sum() + (1 - p) * second.by_large.sum()
+    return float(by_large / (p * first.emitted.sum() + (1 - p) * second.emitted.sum()))

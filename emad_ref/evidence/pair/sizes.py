@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Sizes:
-    """Items per task: on which models are compared, on which thresholds are tried, and on which verdicts rest.
+    """Items per task: on which models are compared, on which rules are tried, and on which verdicts rest.
+
+    No rule is chosen on fewer than 60 (METHODS, "EAD rules"), and 100 judged items are the least that falsify.
 
     ``calibrate``: documents behind EMAD's thresholds of either model; ``reported``: pairs of a row that only reports.
     """
@@ -20,7 +22,7 @@ class Sizes:
 
 
 SIZES: dict[str, Sizes] = {
-    "smoke": Sizes(60, 16, 100, 30, 8),
-    "standard": Sizes(200, 60, 300, 100, 30),
+    "smoke": Sizes(120, 60, 120, 30, 8),
+    "standard": Sizes(200, 120, 300, 100, 30),
     "full": Sizes(400, 150, 800, 300, 60),
 }

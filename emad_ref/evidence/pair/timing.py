@@ -1,33 +1,37 @@
 """How long the ways to answer take: paired requests at batch 1, and the FLOPs and acceptance of the very same runs.
 
-The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token.
+The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token. What was emitted while the
+clock ran is looked at afterwards: its length, that what promises to lose nothing emitted the large model's tokens, and
+that EMAD's are the argmax at the depths it claims. A decoder that fails there has no time worth telling: it raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from emad_ref.audit.sameness import same_tokens
+from emad_ref.audit.timed import TimedRequest, lengths, requests
 from emad_ref.decoding.acceptance import Speculated
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
-from emad_ref.decoding.switching import SwitchingRule, switch
-from emad_ref.evidence.pair.answered import Result
-from emad_ref.evidence.pair.batches import prompts_of
+from emad_ref.decoding.switching import LARGE, SwitchingRule, switch
+from emad_ref.evidence.pair.answered import Result, record_of
 from emad_ref.evidence.pair.rules import Rules
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.meters.clock import paired
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder, Prompt
-from emad_ref.text import world
+from emad_ref.protocol import Capabilities, Decoder, Prompt
 from emad_ref.verdict.units import ByPair
 
 WARM_UP = 2
+AUDITED = 4  # pairs whose records are looked at after the clock
+LOSSLESS = ("speculative", "self-speculative")  # arms that promise the large model's tokens
 
 Arm = Callable[[Prompt, int], Result]
 
@@ -36,12 +40,13 @@ Arm = Callable[[Prompt, int], Result]
 class Timed:
     """Arm → [pairs]: wall-clock ``seconds``, and the ``results`` of the very same runs.
 
-    ``new``: tokens that every request emitted.
+    ``new``: tokens that every request emitted; ``prompts`` [pairs].
     """
 
     seconds: Mapping[str, ByPair]
     results: Mapping[str, list[Result]]
     new: int
+    prompts: Sequence[Prompt] = ()
 
     def accepted(self, arm: str) -> list[float]:
         """Accepted over judged drafts, of each run that drafted."""
@@ -59,19 +64,18 @@ class Timing:
 
     @property
     def task(self) -> str:
-        """The task whose prompts are timed: the one most worth routing, else the first."""
-        return next(iter(self._rules.tasks or world.TASKS))
+        """What is timed: the task most worth routing, else the first whose answers are written, else plain texts."""
+        return self._rules.writable[0]
 
     @cached_property
     def new(self) -> int:
-        """New tokens of a timed request, no stop token: as many as its answers take on average."""
-        items = self._answers.items(self.task, "evaluate", self._rules.size.judged)
-        return round(float(np.mean([len(continuation) for item in items for continuation in item.continuations])))
+        """New tokens of a timed request, no stop token: as many as the large model's answers take on average."""
+        return round(float(self._rules.judged_alone(LARGE, self.task).emitted.mean()))
 
     def prompts(self, count: int) -> list[Prompt]:
-        """Prompts of judged items of ``task``."""
-        judged = self._rules.size.judged
-        return prompts_of(self._answers.items(self.task, "evaluate", max(judged, count))[:count])
+        """Prompts of judged items of ``task``; where a file has fewer, its own come round again."""
+        prompts = self._answers.prompts(self.task, "evaluate", max(self._rules.size.judged, count))
+        return [prompts[at % len(prompts)] for at in range(count)]
 
     def timed(self, arms: Mapping[str, Arm], pairs: int) -> Timed:
         """``arms`` on the same fresh prompts; each takes a prompt and a number of new tokens, and stops at none."""
@@ -91,26 +95,71 @@ class Timing:
                 synchronize=decoder.synchronize,
             )
         seconds = {name: ByPair(column) for name, column in timings.seconds.items()}
-        return Timed(seconds, {name: done[WARM_UP:] for name, done in results.items()}, self.new)
+        counted = {name: done[WARM_UP:] for name, done in results.items()}
+        emitted = {name: [record_of(one).emitted for one in done] for name, done in counted.items()}
+        lengths(emitted, 1, self.new).require()
+        return Timed(seconds, counted, self.new, prompts[WARM_UP:])
 
     @cached_property
     def rivals(self) -> Timed:
-        """``large``, ``EMAD``, ``speculative``, ``EAD`` as put forward where there is something to route, and
-        ``self-speculative`` after the first of ``exit_layers`` where there is one."""
+        """``large``, ``speculative``, and ``EAD`` as put forward where there is something to route.
+
+        Raises:
+            Refuted: speculation that emitted other tokens than the large model, and no tie excuses it.
+        """
+        with self._models.partners() as (small, large):
+            arms = {"large": alone(large.decoder), "speculative": speculating(small, large)}
+            if self._rules.written:
+                arms["EAD"] = switching(small, large, self._rules.put_forward(self.task))
+            timed = self.timed(arms, self._pairs)
+        self._require_lossless(timed)
+        return timed
+
+    def emad_rivals(self, point: OperatingPoint) -> Timed:
+        """``large``, ``EMAD`` of it at ``point``, ``speculative``, and ``self-speculative`` after the first of
+        ``exit_layers`` where there is one.
+
+        Raises:
+            Refuted: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
+        """
         with ExitStack() as stack:
             small, large = stack.enter_context(self._models.partners())
-            emad = stack.enter_context(self._models.large.subject.open(self.emad_point))
+            emad = stack.enter_context(self._models.large.subject.open(point))
             arms: dict[str, Arm] = {
                 "large": alone(large.decoder),
                 "EMAD": alone(emad),
                 "speculative": speculating(small, large),
             }
-            if self._rules.tasks:
-                arms["EAD"] = switching(small, large, self._rules.put_forward(self.task))
             if exit_layers := self._models.exit_layers:
                 drafting = stack.enter_context(self._models.drafting())
                 arms["self-speculative"] = self_speculating(drafting, exit_layers[0])
-            return self.timed(arms, self._pairs)
+            timed = self.timed(arms, self._pairs)
+            self._require_lossless(timed)
+            self._require_claimed(timed, point, emad.capabilities)
+            return timed
+
+    def _require_lossless(self, timed: Timed) -> None:
+        """Every arm that promises the large model's tokens emitted them, in every pair, up to ties."""
+        large = self._models.large.subject
+        wanted, *others = (
+            [record_of(one).emitted[0].tolist() for one in timed.results[name]]
+            for name in ("large", *LOSSLESS)
+            if name in timed.results
+        )
+        for found in others:
+            same_tokens(large.lens, large.tolerance, timed.prompts, found, wanted).require()
+
+    def _require_claimed(self, timed: Timed, point: OperatingPoint, capabilities: Capabilities) -> None:
+        """EMAD's records, of a random few pairs, are true."""
+        large, pairs = self._models.large.subject, len(timed.prompts)
+        looked_at = np.random.default_rng([self._seed, pairs]).choice(pairs, min(pairs, AUDITED), False)
+        records = [record_of(timed.results["EMAD"][pair]) for pair in looked_at]
+        chosen = [
+            TimedRequest([timed.prompts[pair]], {"EMAD": record}, {})
+            for pair, record in zip(looked_at, records, strict=True)
+        ]
+        noise = {"EMAD": max(large.tolerance, capabilities.logit_noise)}
+        requests(chosen, {"EMAD": point}, timed.new, large.lens, noise, counted=capabilities.counted).require()
 
     @cached_property
     def emad_point(self) -> OperatingPoint:

@@ -13,7 +13,7 @@ def right(rng: np.random.Generator, items: int, accuracy: float, lost: float, ga
     a share ``gained`` of what it does not."""
     reference = rng.random(items) < accuracy
     change = rng.random(items)
-    return ByItem(reference), ByItem(np.where(reference, change >= lost, change < gained))
+    return ByItem.distinct(reference), ByItem.distinct(np.where(reference, change >= lost, change < gained))
 
 
 def seconds(rng: np.random.Generator, ratios: dict[str, float], pairs: int = 40) -> dict[str, ByPair]:
@@ -23,16 +23,19 @@ def seconds(rng: np.random.Generator, ratios: dict[str, float], pairs: int = 40)
 
 
 def raced(
-    rng: np.random.Generator, times: dict[str, float], work: dict[str, float], accepted: dict[str, float] | None = None
+    rng: np.random.Generator,
+    times: dict[str, float],
+    work: dict[str, float],
+    accepted: dict[str, float] | None = None,
+    pairs: int = 40,
 ) -> dict[str, Raced]:
     """Arms whose ``times`` and ``work`` stand in these proportions; ``accepted``: mean acceptance of those drafting."""
-    spent, rates = seconds(rng, work), accepted or {}
-    return {
-        arm: Raced(
-            column, spent.get(arm), tuple(rng.uniform(rates[arm] - 0.1, rates[arm] + 0.1, 40)) if arm in rates else ()
-        )
-        for arm, column in seconds(rng, times).items()
-    }
+    spent, rates = seconds(rng, work, pairs), accepted or {}
+
+    def drafted(arm: str) -> tuple[float, ...]:
+        return tuple(rng.uniform(rates[arm] - 0.1, rates[arm] + 0.1, pairs)) if arm in rates else ()
+
+    return {arm: Raced(column, spent.get(arm), drafted(arm)) for arm, column in seconds(rng, times, pairs).items()}
 
 
 def covers(leg, truth: float) -> None:

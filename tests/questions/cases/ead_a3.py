@@ -19,9 +19,9 @@ def tokens(decisive: float, small: float, wrong: float, calm_wrong: float, items
         high_small, calm = rng.binomial(high, small), rng.binomial(length - high, small)
         return Found(
             "task, rule",
-            *map(ByItem, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
-            ByItem(calm),
-            ByItem(rng.binomial(calm, calm_wrong * difficulty)),
+            *map(ByItem.distinct, (high, high_small, rng.binomial(high_small, wrong * difficulty))),
+            ByItem.distinct(calm),
+            ByItem.distinct(rng.binomial(calm, calm_wrong * difficulty)),
         )
 
     return found

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
 
-from emad_ref.questions.ead_a4 import Found, Way
+import numpy as np
+import pytest
+
+from emad_ref.questions.ead_a4 import Found
 from tests.questions.cases.answered import covers, right
 from tests.questions.simulation import Case
 
 ACCURACY = 0.5
+WAYS = ("rules", "speculative, k = 2")
 
 
 def gating(lost: float, gained: float):
     def found(rng: np.random.Generator) -> Found:
-        switched, gated = right(rng, 200, ACCURACY, lost, gained)
-        return Found("task", Way("EAD", switched, 0.2), Way("speculative, k = 2", gated, 0.15), 0.2, 16)
+        switched, gated = (
+            column.like(column.values.astype(float)) for column in right(rng, 200, ACCURACY, lost, gained)
+        )
+        return Found("task", 0.25, switched, gated, WAYS)
 
     return found
 
 
 def none_is_cheap_enough(rng: np.random.Generator) -> Found:
-    switched, _ = right(rng, 200, ACCURACY, 0.0, 0.0)
-    return Found("task", Way("EAD", switched, 0.2), None, 0.25, 16)
+    return replace(gating(0.0, 0.0)(rng), gated=None)
 
 
 def says(drop: float):
     def check(verdict) -> None:
-        lost, gated, switched = verdict.legs
-        assert lost.name == "task: score lost by speculative, k = 2 against EAD"
+        lost, switched, gated = verdict.legs
+        assert lost.name == "task: score lost at a large-model share of 25.0%"
+        assert lost.reason == "speculation (speculative, k = 2) for EAD (rules)"
         covers(lost, drop)
-        assert (gated.estimate, switched.estimate) == (0.15, 0.2)
+        assert switched.estimate - gated.estimate == pytest.approx(lost.estimate, abs=1e-12)
 
     return check
 
 
 def says_none(verdict) -> None:
-    assert (verdict.estimate, verdict.n) == (0.25, 16)
+    assert (verdict.estimate, verdict.n) == (0.25, 200)
     assert "no gate leaves the large model as little" in verdict.reason
 
 

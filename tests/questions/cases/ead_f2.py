@@ -1,4 +1,5 @@
-"""Requests whose time and work stand in a known ratio between switching and speculation."""
+"""Requests whose time and work stand in a known ratio between switching and speculation, and items of which it is known
+what share of the large model's right answers switching keeps."""
 
 from __future__ import annotations
 
@@ -6,21 +7,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.questions.ead_f2 import ARMS, Found
-from tests.questions.cases.answered import covers, raced, right
-from tests.questions.simulation import Case
+from emad_ref.questions.ead_f2 import ARMS, Found, Score
+from emad_ref.verdict.claims import Verdict
+from tests.questions.cases.answered import raced, right
+from tests.questions.simulation import Case, celled
 
-LOST = 0.2
+KEPT, WANTED = 0.967, 0.415  # the paper's: of the score, at this saving
+SAVED = 0.45
 
 
-def against_speculation(time: float, work: float):
-    """Speculation takes ``time`` and ``work`` times what switching does."""
+def against_speculation(
+    time: float, work: float, kept: float = 1.0, *, items: int = 400, saving: float = SAVED, pairs: int = 40
+):
+    """Speculation takes ``time`` and ``work`` times what switching does, which keeps ``kept`` of the score."""
 
     def found(rng: np.random.Generator) -> Found:
         own = dict.fromkeys(ARMS, 1.0)
-        arms = raced(rng, own | {"speculative": time}, own | {"speculative": work})
-        alone, switched = right(rng, 100, 1.0, LOST, 0.0)
-        return Found(arms, 8, "task", "rule", switched, alone)
+        arms = raced(rng, own | {"speculative": time}, own | {"speculative": work}, pairs=pairs)
+        alone, switched = right(rng, items, 0.8, 1 - kept, 0.0)
+        return Found(arms, 8, Score("task", "rule", switched, alone, saving, KEPT, WANTED))
 
     return found
 
@@ -30,15 +35,51 @@ def uncounted(rng: np.random.Generator) -> Found:
     return replace(found, arms={arm: replace(one, spent=None) for arm, one in found.arms.items()})
 
 
-def names_the_score(verdict) -> None:
-    assert len(verdict.legs) == 2 + len(ARMS) + 1
-    covers(verdict.legs[-1], LOST)
+def the_same_twice(rng: np.random.Generator) -> Found:
+    """Switching and speculation are one arm under two names."""
+    found = against_speculation(1.0, 1.0)(rng)
+    return replace(found, arms=dict(found.arms) | {"EAD": found.arms["speculative"]})
+
+
+def names_the_score(verdict: Verdict) -> None:
+    assert len(verdict.legs) == 3 + len(ARMS)
+    assert verdict.legs[2].name == "score kept on task by rule; speculation loses none"
+    assert verdict.legs[2].threshold == KEPT
+
+
+def lists_ratios_as_numbers(verdict: Verdict) -> None:
+    assert "the score does not hold: rule keeps 7" in verdict.reason
+    numbers = {leg.name: leg for leg in verdict.legs}
+    assert {leg.outcome for leg in verdict.legs} == {"measured"}
+    assert abs(numbers["wall-clock"].estimate - 1.3) < 0.2
+    assert abs(numbers["FLOPs"].estimate - 1.5) < 0.2
+
+
+def lacks_items(verdict: Verdict) -> None:
+    assert verdict.verdict == "inconclusive"
+    assert "99 items, at least 100 are needed" in verdict.reason
+
+
+def saves_too_little(verdict: Verdict) -> None:
+    assert verdict.verdict == "inconclusive"
+    assert "saves only 40.0%, not 41.5%" in verdict.reason
 
 
 CASES = [
-    Case("faster and cheaper", "holds", against_speculation(1.3, 1.5), draws=20, check=names_the_score),
+    Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5), 20, check=names_the_score),
     Case("slower and dearer", "fails", against_speculation(0.8, 0.7), draws=20),
     Case("faster, but dearer", "fails", against_speculation(1.3, 0.7), draws=20),
-    Case("cheaper, and as fast", "edge", against_speculation(1.0, 2.0), draws=100),
+    Case("faster and cheaper, and loses a quarter of the score", "premise",
+         against_speculation(1.3, 1.5, 0.75, items=800), draws=20, check=lists_ratios_as_numbers),
+    Case("too few items to show a score", "tied", against_speculation(1.3, 1.5, items=99), draws=5, check=lacks_items),
+    Case("keeps the score where it saves less than the paper", "tied",
+         against_speculation(1.3, 1.5, saving=0.40), draws=5, check=saves_too_little),
+    Case("one arm under two names", "tied", the_same_twice, draws=10),
+    *celled("cheaper, and as fast", "edge", lambda n, _: against_speculation(1.0, 2.0, pairs=n), icc=(0.0,), draws=10),
+    *celled("faster and cheaper, keeps the paper's share", "edge",
+            lambda n, _: against_speculation(1.3, 1.5, KEPT, items=5 * n), icc=(0.0,), draws=10),
+    *celled("twice as far as a t test needs", "power", lambda n, _: against_speculation(1.15, 1.15, pairs=n),
+            icc=(0.0,), wanted="survived"),
+    *celled("as much slower", "power", lambda n, _: against_speculation(1 / 1.15, 1.5, pairs=n), icc=(0.0,)),
     Case("nobody counts FLOPs", "premise", uncounted),
-]
+]  # fmt: skip

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from emad_ref.evidence.exits.costs import Costs, saving
 from emad_ref.questions.early_exit_flops import Pruned, Unexited
+from emad_ref.questions.early_exits import SAME_SCORES
 from emad_ref.questions.ee_1 import Found
 from emad_ref.verdict.claims import Verdict
-from tests.questions.simulated_exits import leg_by_name, scores
-from tests.questions.simulation import Case
+from tests.questions.simulated_exits import PLAIN, Cell, leg_by_name, scores
+from tests.questions.simulation import Case, celled
 
 FULL_HEAD, BLOCKS, ENCODER = 2e6, 5e6, 3e6  # FLOPs per item
 
 
-def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float) -> Pruned:
+def pruned(rng: np.random.Generator, where: str, fewer: float, lost: float, cell: Cell = PLAIN) -> Pruned:
     """Confidence ``fewer`` times as cheap, blocks and encoder as before."""
     before, after = Costs(FULL_HEAD, BLOCKS, ENCODER), Costs(FULL_HEAD / fewer, BLOCKS, ENCODER)
-    ours, theirs = scores(rng, -lost)
+    ours, theirs = scores(rng, -lost, cell)
     return Pruned(where, saving(before, after), theirs, ours)
 
 
@@ -25,14 +28,24 @@ def never(fewer: float, name: str = "simulated") -> tuple[Unexited, ...]:
     return (Unexited(f"{name}, j=2", saving(Costs(FULL_HEAD, BLOCKS, 0.0), Costs(FULL_HEAD / fewer, BLOCKS, 0.0))),)
 
 
-def found(fewer: float, *lost: float):
+def found(fewer: float, *lost: float, cell: Cell = PLAIN):
     """One task per loss; the token that never exits saves as much."""
 
     def draw(rng: np.random.Generator) -> Found:
-        each = tuple(pruned(rng, f"task {i}", fewer, loss) for i, loss in enumerate(lost))
+        each = tuple(pruned(rng, f"task {i}", fewer, loss, cell) for i, loss in enumerate(lost))
         return Found(never(fewer), never(7.4, "papers"), each)
 
     return draw
+
+
+def untouched(rng: np.random.Generator) -> Found:
+    """A hundredfold and more, and not one score changed."""
+    one = pruned(rng, "task 0", 200.0, 0.0)
+    return Found(never(200.0), never(7.4, "papers"), (replace(one, after=one.before),))
+
+
+def says_nothing_of_scores(verdict: Verdict) -> None:
+    assert (verdict.verdict, verdict.reason.endswith(SAME_SCORES + ")")) == ("inconclusive", True)
 
 
 def geometry_alone(fewer: float):
@@ -57,7 +70,9 @@ CASES = [
     Case("two hundred times fewer, nothing lost", "holds", found(200.0, 0.0, 0.0), draws=10, check=items_decide),
     Case("forty times fewer", "fails", found(40.0, 0.0), draws=5, check=blames_the_count),
     Case("a hundredfold, but 5 points lost on one task", "fails", found(100.0, 0.0, 0.05), 10, check=blames_the_score),
-    Case("2 points lost", "edge", found(200.0, 0.02), draws=100),
+    *celled("4 points lost", "power", lambda n, icc: found(200.0, 0.04, cell=Cell(n, icc)), n=(200,)),
+    Case("pruning changes no score", "tied", untouched, check=says_nothing_of_scores),
+    *celled("2 points lost", "edge", lambda n, icc: found(200.0, 0.02, cell=Cell(n, icc)), draws=12),
     Case("no items, geometry falls short", "fails", geometry_alone(7.4)),
     Case("no items, geometry just reaches it", "holds", geometry_alone(100.0)),
 ]

@@ -25,7 +25,7 @@ def reading(rng: np.random.Generator) -> Read:
 
     contrasts = {("weighted_contrast", alpha): contrast(*each) for alpha, each in TRUTH.items()}
     empty = np.zeros((len(item), LAYERS))
-    return Read(item, np.ones(empty.shape, dtype=np.int64), empty, empty.astype(bool), contrasts)
+    return Read(item, np.arange(ITEMS), np.ones(empty.shape, dtype=np.int64), empty, empty.astype(bool), contrasts)
 
 
 def check(verdict: Verdict) -> None:

@@ -6,7 +6,6 @@ import numpy as np
 
 from emad_ref.questions.ee_12 import Copied, Found
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByItem
 from tests.questions.cases.ee_10 import truth
 from tests.questions.simulated_exits import ITEMS, LAYERS, contest, leg_by_name
 from tests.questions.simulation import Case
@@ -16,8 +15,9 @@ def found(sooner: float, gained: float):
     """Every fifth text changes."""
 
     def draw(rng: np.random.Generator) -> Found:
-        same = ByItem(np.arange(ITEMS) % 5 != 0)
-        return Found((Copied(contest(rng, "task, j=2", sooner=sooner, gained=gained), same),), LAYERS)
+        copied = contest(rng, "task, j=2", sooner=sooner, gained=gained)
+        same = copied.ours.score.like(np.arange(ITEMS) % 5 != 0)
+        return Found((Copied(copied, same),), LAYERS)
 
     return draw
 

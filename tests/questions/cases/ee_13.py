@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from emad_ref.questions.early_exits import Contested
+from emad_ref.questions.early_exits import SAME_EXITS, Contested
 from emad_ref.verdict.claims import Verdict
-from tests.questions.simulated_exits import DEEP, LAYERS, contest, near
-from tests.questions.simulation import Case
+from tests.questions.cases.ee_3 import says
+from tests.questions.simulated_exits import DEEP, LAYERS, PLAIN, Cell, alike, contest, near
+from tests.questions.simulation import Case, celled
 
 
-def found(*sooner: float):
+def found(*sooner: float, cell: Cell = PLAIN) -> Callable[[np.random.Generator], Contested]:
     def draw(rng: np.random.Generator) -> Contested:
-        made = (contest(rng, f"s{i}", sooner=blocks, gained=None) for i, blocks in enumerate(sooner))
+        made = (contest(rng, f"s{i}", sooner=blocks, gained=None, cell=cell) for i, blocks in enumerate(sooner))
         return Contested(tuple(made), LAYERS)
 
     return draw
+
+
+def untouched(rng: np.random.Generator) -> Contested:
+    return Contested((alike(rng, "s0"),), LAYERS)
 
 
 def both_exits_are_shown(verdict: Verdict) -> None:
@@ -26,5 +33,6 @@ def both_exits_are_shown(verdict: Verdict) -> None:
 CASES = [
     Case("tuning exits earlier", "holds", found(0.5, 0.3), draws=15, check=both_exits_are_shown),
     Case("tuning exits later somewhere", "fails", found(0.5, -0.3), draws=15),
-    Case("tuning changes nothing", "edge", found(0.0), draws=80),
+    Case("tuning touches no exit", "premise", untouched, draws=2, check=says(SAME_EXITS)),
+    *celled("tuning changes nothing on average", "edge", lambda n, icc: found(0.0, cell=Cell(n, icc)), draws=12),
 ]

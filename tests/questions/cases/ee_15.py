@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-from emad_ref.questions.ee_15 import Found, Scores
+from emad_ref.questions.early_exits import SAME_SCORES, Contest, Contested
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.units import ByItem
-from tests.questions import simulated_exits
-from tests.questions.simulated_exits import near
-from tests.questions.simulation import Case
+from tests.questions.cases.ee_3 import says
+from tests.questions.simulated_exits import LAYERS, PLAIN, Cell, contest, exited, near
+from tests.questions.simulation import Case, celled
+
+SHALLOW = 0.6  # share of depth that exits leave
 
 
-def found(*gained: float):
-    """One task per gain, at one minimum layer."""
+def against_full(rng: np.random.Generator, where: str, gained: float | None, cell: Cell, share: float) -> Contest:
+    """Exits after ``share`` of all blocks, on every item; full depth beside them."""
+    made, full = contest(rng, where, gained=gained, cell=cell), np.full(cell.items, float(LAYERS))
+    tokens = made.ours.tokens.values
+    return Contest(where, exited(made.ours.score, share * full, tokens), exited(made.theirs.score, full, tokens))
 
-    def draw(rng: np.random.Generator) -> Found:
-        pairs = [simulated_exits.scores(rng, gain) for gain in gained]
-        return Found({f"t{i}": Scores(full, {2: early}) for i, (early, full) in enumerate(pairs)})
+
+def found(
+    *gained: float | None, cell: Cell = PLAIN, share: float = SHALLOW
+) -> Callable[[np.random.Generator], Contested]:
+    """One task per gain, at one minimum layer; None for the same score on every item."""
+
+    def draw(rng: np.random.Generator) -> Contested:
+        made = (against_full(rng, f"t{i}", gain, cell, share) for i, gain in enumerate(gained))
+        return Contested(tuple(made), LAYERS)
 
     return draw
 
 
-def few(better: int, worse: int):
+def few(better: int, worse: int) -> Callable[[np.random.Generator], Contested]:
     """Of 100 items full depth has half solved; exits change only these."""
 
-    def draw(rng: np.random.Generator) -> Found:
-        full = np.zeros(100)
+    def draw(rng: np.random.Generator) -> Contested:
+        cell, full = Cell(100), np.zeros(100)
         full[:50] = 1.0
         early = full.copy()
         early[50 : 50 + better], early[:worse] = 1.0, 0.0
-        return Found({"t0": Scores(ByItem(full), {2: ByItem(early)})})
+        one, tokens = np.ones(100), np.full(100, 4)
+        sides = (
+            exited(cell.column(right), LAYERS * share * one, tokens) for right, share in ((early, 0.5), (full, 1.0))
+        )
+        return Contested((Contest("t0", *sides),), LAYERS)
 
     return draw
 
@@ -42,6 +58,8 @@ def full_depth_is_shown(verdict: Verdict) -> None:
 CASES = [
     Case("exits gain 3 points", "holds", found(0.03, 0.02), draws=15, check=full_depth_is_shown),
     Case("exits lose 3 points on one task", "fails", found(0.03, -0.03), draws=15),
-    Case("exits change nothing on average", "edge", found(0.0), draws=80),
-    Case("three items better, three worse", "edge", few(3, 3)),
+    Case("exits that hardly exit", "premise", found(0.03, share=0.96), draws=2, check=says("not exercised")),
+    Case("exits that change no score", "premise", found(None), draws=2, check=says(SAME_SCORES)),
+    *celled("exits change nothing on average", "edge", lambda n, icc: found(0.0, cell=Cell(n, icc)), draws=12),
+    Case("three items better, three worse", "tied", few(3, 3)),
 ]

@@ -24,7 +24,7 @@ def reading(rng: np.random.Generator) -> Read:
     item = items(rng)
     said = np.array(SAID) + rng.uniform(-0.05, 0.05, ITEMS)[item][:, None]
     right = rng.random((len(item), len(RIGHT))) < np.array(RIGHT)
-    return Read(item, np.ones_like(right, dtype=np.int64), said, right, {})
+    return Read(item, np.arange(ITEMS), np.ones_like(right, dtype=np.int64), said, right, {})
 
 
 def calibration_errors(verdict: Verdict) -> None:

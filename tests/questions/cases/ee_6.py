@@ -19,7 +19,7 @@ def reading(rng: np.random.Generator, doublings: int) -> Read:
     low = rng.integers(0, 2, item.max() + 1)[item] + rng.integers(0, 2, len(item))
     layer = np.arange(LAYERS) if doublings > 0 else np.arange(LAYERS)[::-1]
     ranks = 2 ** (low[:, None] + layer)
-    return Read(item, ranks, np.zeros(ranks.shape), np.zeros(ranks.shape, dtype=bool), {})
+    return Read(item, np.arange(item.max() + 1), ranks, np.zeros(ranks.shape), np.zeros(ranks.shape, dtype=bool), {})
 
 
 def case(name: str, doublings: int, medians: tuple[int, ...]) -> Case:

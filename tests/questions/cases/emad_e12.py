@@ -1,39 +1,62 @@
-"""An int8 copy whose logits move by known amounts and whose perplexity rises at a known rate."""
+"""An int8 copy whose logits move by known amounts and whose perplexity rises at a known rate, window by window."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
 from emad_ref.questions.emad_e12 import Found, Rise
 from emad_ref.verdict.claims import Verdict
-from tests.questions.points import documents
-from tests.questions.simulation import Case
+from emad_ref.verdict.units import ByDocument, DocumentOf
+from tests.questions.simulation import Case, celled, clustered
 
 TOLERANCE, POSITIONS = 1e-4, 12
+WINDOWS, SPREAD_NATS = 3, 0.008  # of a document; per token, between windows
+ENOUGH = 200  # documents that let a perplexity row survive
 
 
-def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5):
+def copied(rise: float = 0.002, saves: float = 0.3, moved: float = 1e-5, documents: int = ENOUGH, icc: float = 0.3):
     def found(rng: np.random.Generator) -> Found:
         differences = moved * (1 - 0.9 * rng.random(POSITIONS))
         differences[0] = moved
-        return Found(differences, TOLERANCE, Rise("emad m=0.00", saves, *documents(rng, rise, 60)))
+        tokens = rng.integers(100, 300, documents * WINDOWS)
+        deviation, cluster = clustered(rng, documents, WINDOWS, icc)
+        full = tokens * rng.uniform(1.0, 3.0, len(tokens))
+        lost = full + tokens * (math.log1p(rise) + SPREAD_NATS * deviation)
+        columns = (ByDocument.summed(column, DocumentOf(cluster)) for column in (lost, full, tokens))
+        return Found(differences, TOLERANCE, Rise("emad m=0.00", saves, *columns))
 
     return found
+
+
+def cell(rise: float):
+    return lambda n, icc: copied(rise, documents=n, icc=icc)
 
 
 def by_the_invariant(verdict: Verdict) -> None:
     assert "logits under drawn depths" in verdict.reason
 
 
-def on_the_invariant_alone(verdict: Verdict) -> None:
+def not_on_the_invariant_alone(verdict: Verdict) -> None:
+    assert "no point saves 15 %" in verdict.reason
     assert [leg.outcome for leg in verdict.legs] == ["measured", "survived"]
+
+
+def names_what_is_needed(verdict: Verdict) -> None:
+    assert str(ENOUGH) in verdict.reason
+    assert verdict.n == 36
 
 
 CASES = [
     Case("logits and quality stay", "holds", copied(), draws=10),
     Case("the tolerance itself", "holds", copied(moved=TOLERANCE)),
-    Case("too little saved to ask", "holds", copied(rise=0.5, saves=0.1), check=on_the_invariant_alone),
-    Case("perplexity rises", "fails", copied(rise=0.03), draws=10),
+    Case("quality stays, in few documents", "tied", copied(documents=36), 10, 1.0, names_what_is_needed),
+    Case("too little saved to ask", "premise", copied(rise=0.5, saves=0.1), check=not_on_the_invariant_alone),
+    Case("too little saved, and a logit moves", "fails", copied(saves=0.1, moved=2e-4), check=by_the_invariant),
+    Case("perplexity rises", "fails", copied(rise=0.03, documents=36), draws=10),
     Case("a logit moves", "fails", copied(moved=2e-4), check=by_the_invariant),
-    Case("perplexity rises by the threshold", "edge", copied(rise=0.01), draws=60),
+    *celled("perplexity rises by the threshold", "edge", cell(0.01)),
+    *celled("perplexity rises by twice the threshold", "power", cell(0.02)),
+    *celled("perplexity rises by half the threshold", "power", cell(0.005), n=(ENOUGH,), wanted="survived"),
 ]

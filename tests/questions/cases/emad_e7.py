@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from emad_ref.questions.emad_e7 import Copied, Found
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.units import ByDocument, ByPair
-from tests.questions.simulation import Case
+from tests.questions.simulation import Case, celled
 
-PAIRS = 40
+PAIRS, NOISE = 40, 0.05
 COPIED_NATS = 0.2  # per token
 
 
-def timed(eager: float, deferred: float, *, quality: bool = False):
+def timed(eager: float, deferred: float, *, quality: bool = False, skipped: float = 0.4, pairs: int = PAIRS):
     """How many times faster than full depth the exact repairs are; requests differ, a pair's noise is 5 %."""
 
     def found(rng: np.random.Generator) -> Found:
-        full = rng.uniform(0.5, 1.5, PAIRS)
+        request = rng.uniform(0.5, 1.5, pairs)
 
         def faster(ratio: float) -> ByPair:
-            return ByPair(full / ratio * np.exp(0.05 * rng.standard_normal(PAIRS)))
+            return ByPair(request / ratio * np.exp(NOISE * rng.standard_normal(pairs)))
 
         beside = {"net_reductions": {"eager backfill": 0.01}, "quality": copies(rng)} if quality else {}
         exact = {"eager backfill": faster(eager), "deferred fill": faster(deferred)}
-        return Found(ByPair(full), exact, faster(1.5), **beside)
+        return Found(faster(1.0), exact, faster(1.5), faster(1.4), skipped, **beside)
+
+    return found
+
+
+def the_same_arm(pairs: int, icc: float):
+    """Both repairs are full depth under another name."""
+
+    def found(rng: np.random.Generator) -> Found:
+        made = timed(1.0, 1.0, pairs=pairs)(rng)
+        return replace(made, exact=dict.fromkeys(made.exact, made.full))
 
     return found
 
@@ -33,14 +45,16 @@ def copies(rng: np.random.Generator, documents: int = 30) -> Copied:
     tokens = rng.integers(20, 30, documents)
     exact = tokens * (2.0 + 0.3 * rng.standard_normal(documents))
     copied = exact + tokens * (COPIED_NATS + 0.02 * rng.standard_normal(documents))
-    return Copied(*(ByDocument(column) for column in (copied, exact, tokens)))
+    return Copied(*(ByDocument.distinct(column) for column in (copied, exact, tokens)))
 
 
 def lists_copying_and_no_more(verdict: Verdict) -> None:
     """Neither FLOPs nor quality where nothing was replayed; copies are fast, and take no part."""
     listed = {leg.name: leg for leg in verdict.legs if leg.outcome == "measured"}
-    assert list(listed) == ["state copying"]
+    assert list(listed) == ["state copying", "monotone", "blocks left out"]
     assert abs(listed["state copying"].estimate - 1.5) < 0.1
+    assert abs(listed["monotone"].estimate - 1.4) < 0.1
+    assert listed["blocks left out"].estimate == 0.4
 
 
 def lists_what_replay_says(verdict: Verdict) -> None:
@@ -49,9 +63,19 @@ def lists_what_replay_says(verdict: Verdict) -> None:
     assert abs(listed["state copying: perplexity"] - np.expm1(COPIED_NATS)) < 0.03
 
 
+def says_that_nothing_is_owed(verdict: Verdict) -> None:
+    assert "leaves out 1.0 % of blocks" in verdict.reason
+    assert {leg.outcome for leg in verdict.legs} == {"measured"}
+    assert {"eager backfill", "deferred fill"} < {leg.name for leg in verdict.legs}
+
+
 CASES = [
     Case("both repairs are slower than full depth", "holds", timed(0.9, 0.8), 5, check=lists_copying_and_no_more),
     Case("with FLOPs and copies beside", "holds", timed(0.9, 0.8, quality=True), check=lists_what_replay_says),
     Case("deferred fill is faster", "fails", timed(0.9, 1.1), draws=5),
-    Case("deferred fill is exactly as fast", "edge", timed(0.8, 1.0), draws=100),
+    *celled("deferred fill is exactly as fast", "edge", lambda n, _: timed(0.8, 1.0, pairs=n), icc=(0.0,), draws=20),
+    *celled("deferred fill is a tenth faster", "power", lambda n, _: timed(0.8, 1.1, pairs=n), icc=(0.0,)),
+    *celled("both are a tenth slower", "power", lambda n, _: timed(0.9, 0.9, pairs=n), icc=(0.0,), wanted="survived"),
+    *celled("both are full depth itself", "tied", the_same_arm, icc=(0.0,)),
+    Case("a rule that hardly fires", "premise", timed(0.9, 0.8, skipped=0.01), check=says_that_nothing_is_owed),
 ]

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from emad_ref.evidence.points import PointEvidence
 from emad_ref.questions.quality import Found
 from emad_ref.verdict.claims import Verdict
-from tests.questions.points import point
-from tests.questions.simulation import Case
+from tests.questions.points import documents, point
+from tests.questions.simulation import Case, celled
 
 
 def put_forward(**options: Any):
@@ -27,6 +28,13 @@ def unscored(rng: np.random.Generator) -> Found:
     return Found([point(rng, saves=0.1)], {"humaneval": "it runs generated programs"})
 
 
+def itself(rng: np.random.Generator) -> Found:
+    """Full depth against itself under another name: nothing is lost, and nothing is seen to be saved on any task."""
+    nll, _, tokens = documents(rng, 0.0, 200)
+    tasks = point(rng, lost={}, idle={"a": 0.0, "b": 0.0, "c": 0.0}).tasks
+    return Found([PointEvidence("full depth again", 0.3, {"world": (nll, nll, tokens)}, tasks)])
+
+
 def names_the_bad_point(verdict: Verdict) -> None:
     assert "bad: perplexity on world" in verdict.reason
 
@@ -35,14 +43,69 @@ def by_accuracy(verdict: Verdict) -> None:
     assert verdict.unit == "accuracy drop"
 
 
+def names_a(verdict: Verdict) -> None:
+    assert "worst task that counts: a loses " in verdict.reason
+
+
+def open_for_want_of_tasks(verdict: Verdict) -> None:
+    """Never survived: one task that falls, or none, beside tasks that cannot."""
+    assert verdict.verdict == "inconclusive", verdict.reason
+    (leg,) = (leg for leg in verdict.legs if leg.outcome == "unmeasured")
+    assert "not exercised: saves 0.4 %" in leg.reason
+    assert "the criterion speaks of two" in leg.reason
+
+
+def open_and_names_inventory(verdict: Verdict) -> None:
+    open_for_want_of_tasks(verdict)
+    assert "worst task that counts: inventory loses 9" in verdict.reason
+
+
+IDLE = {"facts": 0.0, "chart": 0.0, "recall": 0.0}
+PARAGRAPH = 4  # questions about one
+
+
+def risen(rise: float):
+    return lambda n, icc: put_forward(rise=rise, count=n, lost={"a": 0.0, "b": 0.0}, answered=500)
+
+
+def fallen(**lost: float):
+    """``n`` distinct items a task; of an ICC above 0, ``n`` paragraphs of four questions."""
+
+    def made(n: int, icc: float):
+        each = PARAGRAPH if icc else 1
+        return put_forward(lost=lost, answered=n * each, each=each, correlation=icc)
+
+    return made
+
+
+DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+ITEMS = {"n": (100, 200, 800)}  # a hundred are the least that decides
+
 CASES = [
     Case("quality holds", "holds", put_forward(rise=0.002), draws=10),
-    Case("one task of three falls", "holds", put_forward(lost={"a": 0.06, "b": 0.0, "c": 0.0}), draws=10),
+    Case(
+        "one task of three falls", "holds", put_forward(lost={"a": 0.06, "b": 0.0, "c": 0.0}), draws=10, check=names_a
+    ),
+    Case("as much is gained as is lost", "holds", put_forward(gained=0.003, answered=2500), draws=20, least=0.8),
     Case("perplexity rises", "fails", put_forward(rise=0.03), draws=10),
+    Case("perplexity rises by 3 % in 30 documents", "fails", put_forward(rise=0.03, count=30), draws=10),
     Case("two tasks fall", "fails", put_forward(lost={"a": 0.06, "b": 0.05, "c": 0.0}), draws=10, check=by_accuracy),
     Case("one point of two is bad", "fails", two_points, draws=10, check=names_the_bad_point),
-    Case("perplexity rises by the threshold", "edge", put_forward(rise=0.01), draws=60),
-    Case("the second-worst task falls by the threshold", "edge", put_forward(lost={"a": 0.06, "b": 0.01}), draws=40),
+    *celled("perplexity rises by the threshold", "edge", risen(0.01), **DOCUMENTS),
+    *celled("perplexity rises by twice the threshold", "power", risen(0.02), **DOCUMENTS),
+    *celled("the second-worst task falls by the threshold", "edge", fallen(a=0.06, b=0.01), **ITEMS),
+    *celled("two tasks fall by the threshold", "edge", fallen(a=0.01, b=0.01, c=0.0), **ITEMS),
+    *celled("every task falls by the threshold", "edge", fallen(a=0.01, b=0.01, c=0.01), **ITEMS),
+    *celled("two tasks fall by twice the threshold", "power", fallen(a=0.02, b=0.02), n=(3000,), icc=(0.0,)),
+    Case(
+        "a task loses everything beside tasks on which the rule never fires",
+        "tied",
+        put_forward(lost={"inventory": 0.97}, solved=0.98, idle=IDLE),
+        draws=10,
+        check=open_and_names_inventory,
+    ),
+    Case("the rule fires on no task", "tied", put_forward(lost={}, idle=IDLE), draws=10, check=open_for_want_of_tasks),
+    Case("full depth against itself", "tied", itself, draws=10, check=open_for_want_of_tasks),
     Case("nothing saves enough", "premise", put_forward(rise=0.5, saves=0.149)),
     Case("nothing saves enough, and a task was not scored", "premise", unscored),
     Case("no point at all", "premise", lambda rng: Found([])),

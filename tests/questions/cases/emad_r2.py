@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.questions.duelling import CASES
+from tests.questions.duelling import SHORT as CASES
 
 __all__ = ["CASES"]

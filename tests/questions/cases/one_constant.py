@@ -1,4 +1,4 @@
-"""Rules that differ in one constant: the share of items each loses against the rule put forward is known."""
+"""Rules that differ in one constant: the share of items each loses against the value in force is known."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from emad_ref.verdict.units import ByItem
 from tests.questions.cases.answered import covers
 
 ACCURACY = 0.5
+REFERENCE, SAVING = 4, 0.415
 
 
 def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
@@ -21,8 +22,10 @@ def loses(symbol: str, losses: Mapping[int, float], items: int = 200):
         varied = {}
         for value, loss in losses.items():
             change = rng.random(items) < abs(loss) / (ACCURACY if loss > 0 else 1 - ACCURACY)
-            varied[value] = Varied(ByItem(own & ~change if loss > 0 else own | change), 1 / value)
-        return Found("task", symbol, ByItem(own), varied)
+            score = own & ~change if loss > 0 else own | change
+            varied[value] = Varied(ByItem.distinct(score.astype(float)), 1 / value)
+        reference = Varied(ByItem.distinct(own.astype(float)), 0.25)
+        return Found("task", symbol, SAVING, REFERENCE, reference, varied)
 
     return found
 
@@ -32,9 +35,10 @@ def says(symbol: str, losses: Mapping[int, float]):
         legs = iter(verdict.legs)
         for value, loss in losses.items():
             lost, share = next(legs), next(legs)
-            assert lost.name == f"task, {symbol} = {value}: score lost"
+            assert lost.name == f"task, {symbol} = {value} for {REFERENCE}: score lost at a saving of 41.5%"
             covers(lost, loss)
             assert (share.estimate, share.interval) == (1 / value, None)
+            assert share.name.endswith("at the same τ, 25.0% before")
         assert next(legs, None) is None
 
     return check

@@ -52,6 +52,8 @@ from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.policy.thresholds import default_probes, fixed_entropy
 from emad_ref.protocol import Unsupported
 from emad_ref.readout.lowrank import factors
+from emad_ref.verdict.counting import TaskAt
+from emad_ref.verdict.units import ByItem
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.small_evidence import DOCUMENTS, PROBES, refuted, small_evidence
 
@@ -205,7 +207,7 @@ def test_the_row_of_full_depth_loses_and_saves_nothing(run: Evidence) -> None:
     row = Rows(run, np.random.default_rng(0)).full({"probes": "none"})
     assert (row["probes"], row["point"], row["mean depth"]) == ("none", "full depth", LAYERS)
     assert (row["rise %"], row["gross reduction %"], row["net reduction %"]) == (0.0, 0.0, 0.0)
-    assert row["rise interval %"] == (0.0, 0.0)
+    assert row["rise interval %"] is None  # the same in every document: no spread to resample
     assert row[BEFORE] is None, "no probe to be before"
 
 
@@ -268,14 +270,14 @@ def clocked(refused: set[str], seconds: dict[str, np.ndarray]) -> SimpleNamespac
     )
 
 
-def test_speed_is_the_mean_log_ratio_against_full_depth_of_what_the_decoder_takes() -> None:
+def test_speed_is_the_ratio_of_total_times_against_full_depth_of_what_the_decoder_takes() -> None:
     rng = np.random.default_rng(0)
     full, fast = rng.uniform(1.0, 1.2, 30), rng.uniform(0.5, 0.6, 30)
     run = clocked({"copying"}, {"full depth": full, "fast": fast})
     points = {"full": replace(NEVER, name="fast"), "state copying": replace(NEVER, name="copying")}
     found = speeds(run.stopwatch, run.subject, points)
     assert list(found) == list(points)
-    assert found["full"]["speed ×"] == pytest.approx(math.exp(np.log(full / fast).mean()))
+    assert found["full"]["speed ×"] == pytest.approx(full.sum() / fast.sum())
     assert found["full"]["speed interval"][0] < found["full"]["speed ×"] < found["full"]["speed interval"][1]
     assert found["state copying"] == UNTIMED == {"speed ×": None, "speed interval": None}
     assert run.asked == ["point full"], "an arm of this name would take full depth's place"
@@ -535,6 +537,21 @@ def test_the_curve_of_margins_grows_deeper_from_the_calibrated_default(run: Evid
     assert found[0]["mean depth"] < found[-1]["mean depth"]
 
 
+def test_the_curve_of_margins_names_the_tasks_that_count(run: Evidence) -> None:
+    held = {"solved": (np.arange(100) < 90, 0.2), "idle": (np.arange(100) < 80, 0.01)}
+    full = run.subject.full
+
+    def at(task: str, point: OperatingPoint) -> TaskAt:
+        right, saving = held[task]
+        return TaskAt(ByItem.distinct(right), ByItem.distinct(right), 0.0, 0.0 if point == full else saving)
+
+    evidence = SimpleNamespace(subject=run.subject, scored=SimpleNamespace(replayed=list(held), at=at))
+    shares = {"solved %": 0.9, "idle %": 0.8}
+    assert margin.accuracies(evidence, NEVER) == shares | {"tasks that count": "solved"}
+    assert margin.accuracies(evidence, full) == shares | {"tasks that count": None}
+    assert margin.accuracies(run, NEVER) == {}, "a corpus without tasks has no such column"
+
+
 @pytest.mark.usefixtures("untimed")
 def test_interpolation_needs_a_layer_between_probes(run: Evidence) -> None:
     assert interpolation.layers_between((2, 4)) == []
@@ -611,5 +628,5 @@ def test_the_trend_over_profiles_needs_enough_of_them(run: Evidence) -> None:
     assert (row["model"], row["corpus"]) == ("small", "self")
     (note,) = flat_profiles.ablation(run, np.random.default_rng(0)).notes
     assert note == "small: 1 profiles are no trend: EMAD-E11 needs 4"
-    dots = [flat_profiles.flatness(run.points, np.random.default_rng(0))] * 4
+    dots = [flat_profiles.flatness(run.traces, run.rivals, np.random.default_rng(0))] * 4
     assert "EMAD-E11 over 4 profiles" in flat_profiles.trend_note("small", dots)

@@ -18,8 +18,9 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
-from emad_ref.sweep.families import SETTINGS
+from emad_ref.sweep.select import ACCURACY
 from emad_ref.text.documents import Example
+from emad_ref.verdict.units import ByItem
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
 FEW = replace(BUDGETS["smoke"], items=8)
@@ -44,52 +45,101 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
     return made
 
 
+DEFAULT, NAMED, SELECTED = "calibrated default", "named by the user", "chosen on validation"
+
+
 @pytest.mark.parametrize(
     ("named", "chosen", "names"),
     [
-        (None, None, ["emad m=0.00"]),
-        (None, 0.0, ["emad m=0.00"]),
-        (None, 0.004, ["emad m=0.00", "emad m=0.004"]),
-        (0.3, 0.2, ["emad m=0.00", "emad m=0.30", "emad m=0.20"]),
-        (0.2, 0.20000001, ["emad m=0.00", "emad m=0.20", "emad m=0.2"]),
-        (0.2, 0.2, ["emad m=0.00", "emad m=0.20"]),
+        (None, None, {"emad m=0.00": (DEFAULT,)}),
+        (None, 0.0, {"emad m=0.00": (DEFAULT, SELECTED)}),
+        (None, 0.004, {"emad m=0.00": (DEFAULT,), "emad m=0.004": (SELECTED,)}),
+        (0.3, 0.2, {"emad m=0.00": (DEFAULT,), "emad m=0.30": (NAMED,), "emad m=0.20": (SELECTED,)}),
+        (0.2, 0.2, {"emad m=0.00": (DEFAULT,), "emad m=0.20": (NAMED, SELECTED)}),
+        (0.2, 0.20000001, {"emad m=0.00": (DEFAULT,), "emad m=0.20": (NAMED,), "emad m=0.20000001": (SELECTED,)}),
+        (0.12345, 0.12346, {"emad m=0.00": (DEFAULT,), "emad m=0.12345": (NAMED,), "emad m=0.12346": (SELECTED,)}),
+        (0.0, 0.2, {"emad m=0.00": (DEFAULT, NAMED), "emad m=0.20": (SELECTED,)}),
+        (-0.0, 0.2, {"emad m=0.00": (DEFAULT, NAMED), "emad m=0.20": (SELECTED,)}),
+        (1e-20, None, {"emad m=0.00": (DEFAULT,), "emad m=1e-20": (NAMED,)}),
     ],
 )
-def test_points_put_forward_have_names_of_their_own(stepper, named, chosen, names) -> None:
+def test_every_point_put_forward_has_its_own_identity(stepper, named, chosen, names) -> None:
+    """A margin that the user names is judged whatever it prints like; only equal points are one."""
     run = evidence(stepper, named)
     run.points.__dict__["selected"] = (
         None if chosen is None else SimpleNamespace(point=run.traces.profile.point(chosen))
     )
-    assert [point.name for point in run.points.put_forward] == names
+    assert {point.name: roles for point, roles in run.points.roles.items()} == names
+    assert [point.name for point in run.points.put_forward] == list(names)
+    wanted = {0.0, *(margin for margin in (named, chosen) if margin is not None)}
+    assert {point.margin_nats for point in run.points.put_forward} == wanted
 
 
 def test_a_margin_is_chosen_with_validation_accuracy_in_mind(stepper, monkeypatch) -> None:
     """Perplexity lets every margin pass; tasks on the validation split let only those pass that lose nothing."""
+    run, drops = evidence(stepper, corpus="world:premise"), {}
+    monkeypatch.setattr("emad_ref.sweep.select.within_bounds", lambda row, reference: True)
+    run.traces.__dict__["validation"] = take_trace(stepper, [TokenSequence(np.arange(20))])
+    run.loaded.geometry = geometry_of(small_config("gpt_neox"))
+    monkeypatch.setattr(scored.Scored, "validation_drops", lambda self, p: drops.setdefault(p.name, {"recall": 0.02}))
+    assert run.points.selected is None
+    assert set(drops) == {point.name for point in run.points.margins}
+
+
+class Told:
+    """A task whose answers and savings at full depth and at any other point are known."""
+
+    def __init__(self, right: int, kept: int, saving: float, guess: float = 0.0):
+        self.rights = {True: np.arange(400) < right, False: np.arange(400) < kept}
+        self.shares = {True: 0.0, False: saving}
+        example = Example("t", "p", "a", "exact", guess=guess)
+        self.items = [SimpleNamespace(example=replace(example, answer=str(n))) for n in range(400)]
+
+    def right(self, point):
+        return ByItem.distinct(self.rights[not point.probes])
+
+    def saving(self, point):
+        return self.shares[not point.probes]
+
+
+def test_only_tasks_that_count_bound_a_margin_each_by_itself(stepper) -> None:
+    run = evidence(stepper)
+    run.scored.__dict__["_validated"] = {
+        "falls": Told(390, 380, 0.2),
+        "holds": Told(390, 390, 0.2),
+        "idle": Told(390, 300, 0.01),
+        "guessed": Told(101, 20, 0.2, guess=0.25),
+    }
+    drops = run.scored.validation_drops(run.bridging.shallow_point)
+    assert drops == {"falls": pytest.approx(0.025), "holds": 0.0}
+    assert run.scored.validation_drops(run.subject.full) == {}, "nothing is exercised at full depth"
+
+
+def test_validation_reads_four_hundred_items_of_a_task_and_never_evaluated_ones(stepper, monkeypatch) -> None:
     run, asked = evidence(stepper, corpus="world:premise"), []
 
     def examples(task, split, count, seed):
         asked.append((task, split, count))
-        return [Example("recall", "p" * n, "a", "exact") for n in range(1, count + 1)]
+        return [Example("recall", "p" * n, str(n % 3), "exact") for n in range(1, count + 1)]
 
     monkeypatch.setattr(scored.world, "examples", examples)
     monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
-    monkeypatch.setattr("emad_ref.sweep.select.within_bounds", lambda row, reference: True)
-    run.traces.__dict__["validation"] = take_trace(stepper, [TokenSequence(np.arange(20))])
     run.loaded.geometry = geometry_of(small_config("gpt_neox"))
-    drops = {}
-    monkeypatch.setattr(scored.Scored, "validation_drop", lambda self, point: drops.setdefault(point.name, 0.02))
-    assert run.points.selected is None
-    assert len(drops) == SETTINGS
-    assert asked == [("recall", "validate", FEW.items)]
+    run.subject.budget = replace(FEW, items=500)
+    assert run.scored.guess("recall") == 167 / 500, "the majority of validation, on what is evaluated"
+    assert sorted(asked) == [("recall", "evaluate", 500), ("recall", "validate", scored.VALIDATED_ITEMS)]
+    assert 1 / scored.VALIDATED_ITEMS <= ACCURACY / 2
 
 
-def test_validation_accuracy_is_lost_where_depth_is(stepper, monkeypatch) -> None:
-    run = evidence(stepper)
-    monkeypatch.setattr(scored, "correct", lambda items, trace, depth: np.asarray(depth) == LAYERS)
-    trace = take_trace(stepper, [TokenSequence(np.arange(12)), TokenSequence(np.arange(9))])
-    run.scored.__dict__["validated"] = [([], trace), ([], trace)]
-    assert run.scored.validation_drop(run.subject.full) == 0.0
-    assert run.scored.validation_drop(run.bridging.shallow_point) == 1.0
+def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
+    run = evidence(stepper, corpus="world:premise")
+    made = [Example("recall", "p" * (n % 3 + 1), "a", "exact") for n in range(8)]
+    monkeypatch.setattr(scored.world, "examples", lambda *asked: made)
+    monkeypatch.setattr(scored.world, "TASKS", {"recall": None})
+    run.loaded.geometry = geometry_of(small_config("gpt_neox"))
+    held = run.scored.at("recall", run.bridging.shallow_point)
+    assert len(held.full.independent) == len(held.adaptive.independent) == 3
+    assert held.saving > 0.05
 
 
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:
@@ -99,13 +149,30 @@ def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper
     assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 
 
-def test_thirty_documents_or_more_are_read_where_there_are_so_many(stepper, monkeypatch) -> None:
+def documents_of(monkeypatch, count: int, tokens: int = 5000) -> None:
+    monkeypatch.setattr(
+        Subject, "documents", lambda self, split: (np.zeros(tokens, dtype=np.int64) for _ in range(count))
+    )
+
+
+def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) -> None:
+    """A document gives a second window only where all have given their first; ids tell them apart."""
     run = evidence(stepper)
-    monkeypatch.setattr(Subject, "documents", lambda self, split: (np.zeros(5000, dtype=np.int64) for _ in range(80)))
-    for count in (30, 60, 100, 200, 1000):
-        windows = run.subject.sequences("evaluate", count)
-        assert len(windows) == count
-        assert len({window.document for window in windows}) >= 30
+    documents_of(monkeypatch, 80)
+    for count in (30, 80, 200, 1000):
+        of = [window.document for window in run.subject.sequences("evaluate", count)]
+        assert len(of) == count
+        assert of == sorted(of)
+        given = np.bincount(of)
+        assert len(given) == min(count, 80)
+        assert given.max() - given.min() <= 1
+
+
+def test_a_corpus_that_is_too_small_gives_all_its_windows(stepper, monkeypatch) -> None:
+    run = evidence(stepper)
+    documents_of(monkeypatch, 3, tokens=2 * (run.subject.window - 1) + 5)
+    of = [window.document for window in run.subject.sequences("evaluate", 400)]
+    assert of == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize("opening", [0, None])

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from emad_ref.evidence.exits import RULES, tasks
+from emad_ref.evidence.exits import RULES
 from emad_ref.evidence.exits.tables import by_minimum_layer, by_rule
 from emad_ref.evidence.exits.tasks import exactly
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import Study
-from emad_ref.models.loading import load
 from emad_ref.verdict.units import ByItem
+from tests.small_exits import LAYERS, MINIMA, WORLD_TASKS, few_items
+from tests.small_exits import TUNED as SMALL
 
-ITEMS, SMALL = 4, "emad-t5-tiny-tuned"
+ITEMS = 4
 
 
 @pytest.fixture(scope="module")
-def evidence() -> Evidence:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tasks.ITEMS, "smoke", ITEMS)
-        made = Evidence(load(SMALL), Study(), Host())
-        for task in made.exits.tasks:
-            made.exits.asked.items(task)
+def evidence() -> Iterator[Evidence]:
+    with few_items(SMALL, ITEMS) as made:
         yield made
 
 
 def test_full_depth_then_every_rule_at_the_papers_minima_whatever_was_asked_before(evidence: Evidence) -> None:
     exits = evidence.exits
     exits.answered("summary", "JSD", 6)
-    exits.answered("qa", "softmax", 3)  # no minimum of the paper's
+    exits.answered("qa", "softmax", 4)  # no minimum of the paper's
     (table,) = by_rule(exits).tables
-    per_task = [("full depth", 8), *((rule, minimum) for minimum in (2, 6) for rule in RULES)]
+    per_task = [("full depth", LAYERS), *((rule, minimum) for minimum in MINIMA for rule in RULES)]
     assert [(r["task"], r["rule"], r["j"]) for r in table.rows] == [
-        (task, *each) for task in ("qa", "summary") for each in per_task
+        (task, *each) for task in WORLD_TASKS for each in per_task
     ]
     assert (table.title, table.figure) == ("early exits on world:pairs", "FLOPs by rule")
-    assert all(row["j"] <= row["mean exit"] <= 8 for row in table.rows)
+    assert all(row["j"] <= row["mean exit"] <= LAYERS for row in table.rows)
 
 
 def test_answers_have_exact_match_and_summaries_have_none(evidence: Evidence) -> None:
@@ -54,25 +51,26 @@ def test_answers_have_exact_match_and_summaries_have_none(evidence: Evidence) ->
 
 
 def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evidence: Evidence) -> None:
-    """A decoder that does not count, and answers nothing right on one of two tasks."""
+    """A decoder that does not count, and answers nothing right on one of three tasks."""
     exits = Evidence(evidence.loaded, evidence.study, Host()).exits
     exits.asked._items.update(evidence.exits.asked._items)
     for task in exits.tasks:
         for point in [exits.full, *(exits.point(rule, minimum) for minimum in exits.minima for rule in RULES)]:
             done = evidence.exits.under(task, point)
-            wrong = replace(done.exited, score=ByItem(np.zeros(ITEMS))) if task == "qa" else done.exited
+            wrong = replace(done.exited, score=ByItem.distinct(np.zeros(ITEMS))) if task == "qa" else done.exited
             exits._answered[task, point] = replace(done, counted=None, exited=wrong)
     shown = by_rule(exits)
     assert {row["together MFLOPs"] for row in shown.tables[0].rows} == {None}
-    assert shown.notes == (f"{SMALL}: full depth scores below 0.05 on qa",)
+    (said,) = [note for note in shown.notes if note.startswith(f"{SMALL}: qa: ")]
+    assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
 
 
 def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(evidence: Evidence) -> None:
     shown = by_minimum_layer(evidence.exits)
     assert [table.title for table in shown.tables] == [
-        f"ablation, minimum exit layer on world:pairs, {task}" for task in ("qa", "summary")
+        f"ablation, minimum exit layer on world:pairs, {task}" for task in WORLD_TASKS
     ]
     for table in shown.tables:
-        assert (table.rows[0]["rule"], table.rows[0]["mean exit"]) == ("full depth", 8)
-        assert [row["j"] for row in table.rows[1:]] == [minimum for minimum in range(2, 7) for _ in RULES]
-        assert all(row["j"] <= row["mean exit"] <= 8 for row in table.rows[1:])
+        assert (table.rows[0]["rule"], table.rows[0]["mean exit"]) == ("full depth", LAYERS)
+        assert [row["j"] for row in table.rows[1:]] == [minimum for minimum in range(2, LAYERS - 1) for _ in RULES]
+        assert all(row["j"] <= row["mean exit"] <= LAYERS for row in table.rows[1:])

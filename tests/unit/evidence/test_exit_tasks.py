@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,13 +13,12 @@ from emad_ref.errors import RunStopped
 from emad_ref.evidence.exits import tasks as exit_tasks
 from emad_ref.evidence.exits.tasks import ITEMS, TASKS, WORLD, exactly, scored
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.evidence.subject import Subject
 from emad_ref.models.geometry import geometry_named
 from emad_ref.models.loading import Loaded, load
 from emad_ref.tasks.local.processing import token_f1
 from emad_ref.text.pairs import pairs
+from tests.small_exits import TUNED, WORLD_TASKS, published, somebodys
 from tests.unit.tasks.test_datasets import write
 
 PASSAGE = "Ada put the tea in the red box. The red box is in the barn."
@@ -32,24 +32,17 @@ SAMSUM = [{"id": str(n), "dialogue": f"Ada: Tea, {n} cups?\nBob: Yes.", "summary
 
 @pytest.fixture(scope="module")
 def bundled() -> Loaded:
-    return load("emad-t5-tiny-tuned")
+    return load(TUNED)
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    write(tmp_path / "squad/dev-v1.1.json", SQUAD)
-    write(tmp_path / "samsum/val.json", SAMSUM)
-    return tmp_path
+    return published(tmp_path, SQUAD, SAMSUM)
 
 
 @pytest.fixture
-def made(bundled: Loaded):
-    """Evidence of a T5 that did not come with the package, unless ``bundled`` says so."""
-
-    def make(data: Path | None = None, *, of: Loaded = bundled, budget: str = "smoke", **facts: Any) -> Evidence:
-        return Evidence(replace(of, **{"bundled": False, **facts}), Study(budget=BUDGETS[budget], data=data), Host())
-
-    return make
+def made(bundled: Loaded) -> Callable[..., Evidence]:
+    return partial(somebodys, bundled)
 
 
 # ---------------------------------------------------------------- which tasks
@@ -57,7 +50,7 @@ def made(bundled: Loaded):
 
 def test_bundled_models_are_asked_the_worlds_pairs_whatever_the_folder_holds(made, data: Path) -> None:
     asked = made(data, bundled=True).exits.asked
-    assert asked.names == ("qa", "summary")
+    assert asked.names == WORLD_TASKS
     assert (asked.corpus, asked.missing, asked.none) == (WORLD, {}, "")
     assert asked.items("qa").pairs == tuple(pairs("qa", "evaluate", ITEMS["smoke"], 0))
     assert asked.title("qa") == "world:pairs, qa"
@@ -179,10 +172,12 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
     for task in run.exits.tasks:
         asked.append(int(run.exits.under(task, run.exits.full).exited.tokens.values[0]))
     assert asked == [30, 128]
-    assert {name: task.new for name, task in TASKS.items()} == {"qa": 8, "summary": 32, "squad": 30, "samsum": 128}
+    assert {name: task.new for name, task in TASKS.items()} == {
+        "qa": 8, "summary": 40, "count": 36, "squad": 30, "samsum": 128,
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("task", ["qa", "summary"])
+@pytest.mark.parametrize("task", WORLD_TASKS)
 def test_no_answer_of_the_world_is_cut(bundled: Loaded, task: str) -> None:
     longest = max(len(bundled.tokenizer.encode(pair.target)) for pair in pairs(task, "evaluate", 500))
     assert longest < TASKS[task].new
@@ -207,6 +202,68 @@ def test_a_summary_has_rouge_l_and_no_exact_match(task: str) -> None:
     assert exactly(task, "Kai lost the box.", ["Kai lost the box."]) is None
 
 
+def test_a_chain_is_right_where_its_last_number_is() -> None:
+    right = "12 + 3 = 15. So Ala has 15 tincups."
+    assert scored("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 1.0
+    assert scored("count", "12 + 3 = 15. So Ala has 1 tincups.", [right]) == 0.0
+    assert scored("count", "no number", ["none here either"]) == 0.0
+    assert exactly("count", "2 + 3 = 5. So Ala has 15 tincups.", [right]) == 0.0
+
+
+# ---------------------------------------------------------------- what is independent, and an honest guess
+
+TWO_TEXTS = {
+    "version": "1.1",
+    "data": [
+        {
+            "title": "Tea",
+            "paragraphs": [
+                {"context": PASSAGE, "qas": QUESTIONS[:60]},
+                {"context": f"Then: {PASSAGE}", "qas": [{**q, "id": f"second {q['id']}"} for q in QUESTIONS[:60]]},
+            ],
+        },
+        {"title": "Tea, later", "paragraphs": [{"context": f"Later: {PASSAGE}", "qas": QUESTIONS[:1]}]},
+    ],
+}
+
+
+def test_questions_about_one_paragraph_share_a_cluster_and_items_of_the_world_do_not(made, data: Path) -> None:
+    write(data / "squad/dev-v1.1.json", TWO_TEXTS)
+    items = made(data).exits.asked.items("squad")
+    texts = [pair.text for pair in items.pairs]
+    assert 2 <= len(set(texts)) <= 3
+    assert len(set(items.cluster.tolist())) == len(set(texts))
+    assert all(texts[i] == texts[list(items.cluster).index(number)] for i, number in enumerate(items.cluster))
+    assert len(items.column(items.cluster).independent) == len(set(texts))
+    assert items.column(items.cluster).cluster is items.cluster
+    for task in WORLD_TASKS:
+        assert made(bundled=True).exits.asked.items(task).column([0.0] * ITEMS["smoke"]).all_distinct
+
+
+def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Path) -> None:
+    write(data / "squad/dev-v1.1.json", TWO_TEXTS)
+    asked = made(data).exits.asked
+    judged = {pair.text for pair in asked.items("squad").pairs}
+    others = [pair.text for pair in asked.elsewhere("squad", 50).pairs]
+    assert len(others) == 3 - len(judged) == len(set(others) - judged)
+    assert asked.elsewhere("squad", 50, by=2).pairs == ()
+    worlds = made(bundled=True).exits.asked
+    for task in WORLD_TASKS:
+        judged = {pair.text for pair in worlds.items(task).pairs}
+        others = [pair.text for pair in worlds.elsewhere(task, 75, by=50).pairs]
+        assert len(others) == len(set(others) - judged) == 50
+
+
+def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made, data: Path) -> None:
+    worlds = made(bundled=True).exits.asked
+    guessed = {task: float(worlds.guessed(task).mean()) for task in WORLD_TASKS}
+    assert guessed == pytest.approx({"qa": 0.03, "summary": 0.44, "count": 0.01}, abs=0.02)  # a lead is half a summary
+    same = [{"id": str(n), "dialogue": f"Ada: {n}?\nBob: Yes.", "summary": "Bob agrees."} for n in range(300)]
+    write(data / "samsum/val.json", same)
+    pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
+    assert made(data).exits.asked.guessed("samsum").tolist() == [1.0] * 100, "everybody answers that"
+
+
 # ---------------------------------------------------------------- premises
 
 
@@ -221,5 +278,5 @@ def test_random_weights_and_a_lost_tokenizer_are_told_apart(made, data: Path) ->
     assert (random.outcome, "random weights" in random.reason) == ("not applicable", True)
     assert (wordless.outcome, "without a tokenizer" in wordless.reason) == ("unmeasured", True)
     assert made(data).exits.absence is None
-    decoder_only = made(of=load("emad-nano")).exits.absence
+    decoder_only = somebodys(load("emad-nano")).exits.absence
     assert (decoder_only.outcome, "a decoder-only model" in decoder_only.reason) == ("not applicable", True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -10,31 +11,26 @@ from scipy.special import softmax
 
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.exits import minimum_layers, reading, tasks
+from emad_ref.evidence.exits import gathered, minimum_layers, reading, tasks
 from emad_ref.evidence.exits.costs import Costs, costs, saving
-from emad_ref.evidence.exits.rules import LEAST_VOCABULARY
+from emad_ref.evidence.exits.rules import AS_CODED, LEAST_VOCABULARY, first_amateur
 from emad_ref.evidence.exits.timing import forced_costs, timed
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.sourced import Sourced
-from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import PLAIN
 from emad_ref.meters.flops import flops
-from emad_ref.models.loading import load
 from emad_ref.policy.early_exit import kept_tokens
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Work
+from tests.small_exits import LAYERS, MINIMA, few_items
 
 ITEMS, SMALL = 6, "emad-t5-tiny"
 
 
 @pytest.fixture(scope="module")
-def evidence() -> Evidence:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(tasks.ITEMS, "smoke", ITEMS)
-        made = Evidence(load(SMALL), Study(), Host())
-        for task in made.exits.tasks:
-            made.exits.asked.items(task)
+def evidence() -> Iterator[Evidence]:
+    with few_items(SMALL, ITEMS) as made:
         yield made
 
 
@@ -42,7 +38,7 @@ def test_a_threshold_above_one_is_full_depth_item_by_item(evidence: Evidence) ->
     full = evidence.exits.under("qa", evidence.exits.full)
     never = evidence.exits.answered("qa", "JSD", 2, threshold=1.5)
     assert never.texts == full.texts
-    assert set(full.exited.exit_block.values) == set(never.exited.exit_block.values) == {8.0}
+    assert set(full.exited.exit_block.values) == set(never.exited.exit_block.values) == {float(LAYERS)}
     assert len(full.texts) == len(full.exited) == ITEMS
 
 
@@ -78,7 +74,7 @@ def test_teacher_forcing_reads_every_token_of_every_answer(evidence: Evidence) -
     assert np.bincount(read.item).tolist() == read.tokens.values.tolist() == targets
     assert (read.ranks[:, -1] == 1).all()
     for (signal, _), (confidence, correct) in read.contrasts.items():
-        assert confidence.shape == correct.shape == (sum(targets), 8 - 2 - (signal == "jsd_contrast"))
+        assert confidence.shape == correct.shape == (sum(targets), LAYERS - MINIMA[0] - (signal == "jsd_contrast"))
         assert ((confidence >= 0) & (confidence <= 1)).all()
 
 
@@ -113,9 +109,45 @@ def test_long_references_are_contrasted_block_by_block(evidence: Evidence, monke
         np.testing.assert_array_equal(blocks.contrasts[key][1], correct)
 
 
-@pytest.mark.parametrize(("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (8, (2, 6)), (6, (2, 4)), (4, (2,))])
+@pytest.mark.parametrize(
+    ("layers", "minima"), [(24, (7, 19)), (12, (4, 10)), (10, (3, 8)), (8, (2, 6)), (6, (2, 4)), (4, (2,))]
+)
 def test_minimum_layers_stand_at_the_papers_share_of_depth(layers: int, minima: tuple[int, ...]) -> None:
     assert minimum_layers(layers) == minima
+
+
+def test_both_readings_of_jsd_meet_softmax_response_at_the_layer_from_which_they_decide(evidence: Evidence) -> None:
+    """A threshold of 0 leaves at once: where each rule may, at the earliest."""
+    exits = evidence.exits
+    for minimum in exits.minima:
+        for rule, first in (("JSD", minimum + 1), (AS_CODED, minimum)):
+            jsd, softmax = (exits.answered("qa", *side, 0.0).exited for side in ((rule, minimum), ("softmax", first)))
+            assert set(jsd.exit_block.values) == set(softmax.exit_block.values) == {float(first)}
+
+
+def test_jsd_as_coded_contrasts_with_layers_from_the_second_on_or_with_the_one_below() -> None:
+    assert [first_amateur(minimum) for minimum in (2, 3, 8)] == [1, 2, 2]
+
+
+def test_a_model_that_solves_nothing_has_no_task_that_counts(evidence: Evidence) -> None:
+    """The pre-trained T5 fills gaps; it was never shown a task."""
+    exits = evidence.exits
+    assert set(exits.unsolved) == set(exits.tasks)
+    assert all("not solved: full depth scores" in reason for reason in exits.unsolved.values())
+    assert exits.counting == []
+    assert len(exits.settings) == len(exits.tasks) * len(MINIMA)
+
+
+def test_calibration_sets_share_no_item_and_stray_nowhere_under_a_threshold_that_never_fires(
+    evidence: Evidence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathered, "SET_SIZE", 3)
+    found = evidence.exits.consistency("qa", (1.5, 0.0))
+    assert (found.pool.shape, found.sets.shape) == ((ITEMS, 2), (2, 3, 2))
+    assert (found.pool[:, 0] == 0).all()
+    assert (found.sets[..., 0] == 0).all()
+    assert found.mean_exit.tolist() == [LAYERS, MINIMA[0]]
+    assert found.sets[..., 1].max() > 0
 
 
 def test_a_saving_compares_part_by_part() -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.flatness import Flatness, flatness, gain_of, trend
+from emad_ref.evidence.flatness import Flatness, Gain, flatness, gain_of, trend
+from emad_ref.sweep.families import EMAD
 from emad_ref.verdict.interval import Estimate, profile_slope
 from tests.small_evidence import small_evidence
 
@@ -41,7 +42,10 @@ def test_three_profiles_are_no_trend() -> None:
 
 
 def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
-    """Points whose margins have (name, mean depth, rise of perplexity, net reduction); full depth's perplexity is 4."""
+    """Points whose margins have (name, mean depth, rise, net reduction) on validation; a tenth is lost on evaluation.
+
+    Full depth's perplexity is 4.
+    """
     sweep = [
         SimpleNamespace(
             point=SimpleNamespace(name=name), mean_depth=depth, perplexity=4 * (1 + rise), perplexity_rise=rise,
@@ -49,20 +53,27 @@ def margins(*rows: tuple[str, float, float, float]) -> SimpleNamespace:
         )
         for name, depth, rise, saved in rows
     ]  # fmt: skip
-    return SimpleNamespace(emad_sweep=sweep, full_loss=SimpleNamespace(perplexity=4.0))
+    saved = {id(row.point): row.net_reduction for row in sweep}
+    return SimpleNamespace(
+        validated=lambda family: {EMAD: sweep}[family],
+        validated_full=SimpleNamespace(perplexity=4.0),
+        evaluated=lambda point: SimpleNamespace(net_reduction=saved[id(point)] - 0.1, perplexity_rise=0.5),
+    )
 
 
-def test_the_gain_is_what_the_cheapest_margin_within_bounds_saves() -> None:
+def test_the_gain_is_what_the_cheapest_margin_within_bounds_on_validation_saves_on_evaluation() -> None:
     deep, right, shallow = ("m=0.9", 5.0, 0.0, 0.1), ("m=0.5", 4.0, 0.005, 0.3), ("m=0.1", 3.0, 0.05, 0.5)
-    assert gain_of(margins(deep, right, shallow)) == ("m=0.5", 0.3)
-    assert gain_of(margins(shallow)) == ("no margin", 0.0)
-    assert gain_of(margins(("m=0.9", 5.0, 0.0, -0.02))) == ("no margin", 0.0), "probes that never fire cost"
+    gained = gain_of(margins(deep, right, shallow))
+    assert (gained.point, gained.saved, gained.rise) == ("m=0.5", pytest.approx(0.2), 0.5)
+    assert gain_of(margins(shallow)) == Gain("no margin", 0.0, 0.0)
+    assert gain_of(margins(("m=0.9", 5.0, 0.0, -0.02))) == Gain("no margin", 0.0, 0.0), "probes that never fire cost"
 
 
 def test_a_dot_has_the_slope_of_the_profile_by_document() -> None:
     evidence = small_evidence()
-    found, traces = flatness(evidence.points, np.random.default_rng(3)), evidence.traces
+    found, traces = flatness(evidence.traces, evidence.rivals, np.random.default_rng(3)), evidence.traces
     expected = profile_slope(traces.entropy_sums, traces.lengths, threshold=0.0, rng=np.random.default_rng(3))
     assert found.slope == expected
     assert (found.model, found.corpus) == ("small", "self")
-    assert (found.point, found.gain) == gain_of(evidence.points)
+    gained = gain_of(evidence.rivals)
+    assert (found.point, found.gain) == (gained.point, gained.saved)

@@ -10,29 +10,32 @@ import numpy as np
 import pytest
 import torch
 
+from emad_ref.audit.finding import Refuted
 from emad_ref.decoding.acceptance import ACCEPTED, UNREACHED
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.host import Host, walked
-from emad_ref.evidence.pair import constants
-from emad_ref.evidence.pair.answered import GENERATED_LINE, is_right, longest
+from emad_ref.evidence.pair import constants, timing
+from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, longest
+from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.rules import SHARES
+from emad_ref.evidence.pair.rules import PAPER, QUANTILES, Compared, Constants
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
-from emad_ref.evidence.pair.speculation import self_speculation, speculation
-from emad_ref.evidence.pair.timing import alone, speculating
+from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
+from emad_ref.evidence.pair.timing import Timed, alone, speculating
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.record import DECODE, DRAFT, VERIFY
-from emad_ref.sweep.routing import Routing
 from emad_ref.tasks.scoring import Item
 from emad_ref.text.documents import Example
+from emad_ref.verdict.interval import accuracy_drop
+from emad_ref.verdict.units import ByItem
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
@@ -60,6 +63,11 @@ def bundled(models) -> Pair:
 def pair(models) -> Pair:
     """Nothing gathered yet: validation results are put in by hand."""
     return paired(*models)
+
+
+def worth(gap: float = 0.5, worth_routing: bool = True, standing: str = "") -> SimpleNamespace:
+    """Both models on a task, as validation might have found them."""
+    return SimpleNamespace(gap=SimpleNamespace(value=gap), worth_routing=worth_routing, standing=standing)
 
 
 # ------------------------------------------------------------ what is said of it
@@ -145,18 +153,52 @@ def test_random_weights_leave_nothing_to_judge(models) -> None:
 # ------------------------------------------------------------ tasks and thresholds
 
 
-def test_tasks_are_those_on_which_the_large_model_is_ten_points_better(pair) -> None:
-    pair.rules.__dict__["compared"] = {"a": (0.5, 0.625), "b": (0.5, 0.5625), "c": (0.25, 0.75), "d": (0.9, 0.3)}
-    assert pair.rules.tasks == ["c", "a"], "the largest gap first"
-    assert pair.timing.task == "c"
-    assert "useless on b (0.562 against 0.500), d (0.300 against 0.900)" in pair.rules.note
+def compared(pair, small, large, guess=0.0, items=60) -> Compared:
+    """Both models alone: [items] right by either, in the order of the items."""
+    rights = [ByItem.distinct(np.arange(items) < right) for right in (small, large)]
+    gap = accuracy_drop(rights[1], rights[0], threshold=0.1)
+    return Compared(*(Answered(right, np.ones(items), np.ones(items), None) for right in rights), guess, gap)
+
+
+def test_a_task_counts_where_the_large_model_is_shown_to_beat_a_guess_and_the_small_one_by_ten_points(pair) -> None:
+    found = {
+        "clear": compared(pair, 20, 50),
+        "clearer": compared(pair, 10, 55),
+        "too few items to tell": compared(pair, 40, 49),
+        "guessed": compared(pair, 20, 50, guess=0.8),
+        "worse": compared(pair, 54, 20),
+    }
+    pair.rules.__dict__["compared"] = found
+    assert 0.1 < found["too few items to tell"].gap.value < 0.2, "better by more than ten points, not shown"
+    assert pair.rules.tasks == ["clearer", "clear"], "the largest gap first"
     assert pair.rules.premise() == ""
+    assert "too few items to tell (0.817 against 0.667, 15.0 points better [" in pair.rules.note
+    assert "guessed (0.833 against 0.333; not solved: a guess gets 0.800)" in pair.rules.note
+    assert "clear (" not in pair.rules.note
 
 
-def test_a_pair_that_is_useless_everywhere_says_so(pair) -> None:
-    pair.rules.__dict__["compared"] = {"a": (0.5, 0.55)}
-    assert "useless on a" in pair.rules.premise()
+def test_a_repeated_item_beats_a_guess_once(pair) -> None:
+    one = compared(pair, 0, 60, guess=0.5)
+    repeated = replace(one, large=replace(one.large, right=ByItem(one.large.right.values, np.zeros(60, dtype=int))))
+    assert one.solved
+    assert not repeated.solved
+
+
+def test_a_pair_that_cannot_be_told_apart_says_where_and_by_how_much(pair) -> None:
+    pair.rules.__dict__["compared"] = {"a": compared(pair, 50, 52)}
+    assert "a (0.867 against 0.833, 3.3 points better [" in pair.rules.premise()
     assert "nothing to route" in pair.rules.premise()
+    assert pair.rules.missing() == ""
+
+
+def test_without_a_task_there_are_texts_to_write_on_and_nothing_to_judge(models) -> None:
+    """A user's models on a corpus of their own, and no task named."""
+    own = paired(*models, size=FEW, corpus="self")
+    assert own.answers.scored == {}
+    assert own.corpus == TEXTS
+    assert own.rules.writable == [TEXTS]
+    assert "name some with --emad-tasks" in own.rules.premise()
+    assert own.rules.premise() == own.rules.missing()
 
 
 def test_share_and_saving_are_inverse(pair) -> None:
@@ -166,35 +208,89 @@ def test_share_and_saving_are_inverse(pair) -> None:
         )  # float64 arithmetic
 
 
-RULES = [SwitchingRule(bits) for bits in (0.1, 0.2, 0.3)]
+def done(large_share, score, items=20) -> Answered:
+    right = ByItem.distinct(np.arange(items) < round(score * items))
+    emitted = np.full(items, 100)
+    return Answered(right, emitted, np.full(items, round(100 * large_share)), None)
+
+
+@pytest.fixture
+def tabled(pair, monkeypatch):
+    """Validation as it might have been: shares and scores of three rules and of either model alone; the same again on
+    judged items, each with three points more of the large model."""
+    rules = [SwitchingRule(bits) for bits in (0.1, 0.2, 0.3)]
+    ends = [pair.answers.never(LARGE), pair.answers.never(SMALL)]
+    found = dict(
+        zip(
+            [ends[0], *rules, ends[1]],
+            [done(1.0, 0.9), done(0.8, 0.9), done(0.4, 0.8), done(0.2, 0.4), done(0.0, 0.3)],
+            strict=True,
+        )
+    )
+    later = {rule: done(one.large_share + 0.03 * (rule in rules), one.score) for rule, one in found.items()}
+    monkeypatch.setattr(pair.rules, "tried", lambda task, constants=None: found)
+    monkeypatch.setattr(pair.answers, "switched_all", lambda rules, *where: [later[rule] for rule in rules])
+    return pair, rules, ends
+
+
+def test_neighbours_on_the_front_take_turns_so_that_the_saving_is_met_exactly(tabled) -> None:
+    pair, rules, (_, small) = tabled
+    assert pair.rules.front(TASK) == [pair.answers.never(LARGE), rules[0], rules[1], small], "the third is no corner"
+    share = pair.models.share_for(0.415)
+    found = pair.rules.routed(TASK, 0.415)
+    assert (found.first, found.second) == (rules[0], rules[1])
+    assert found.chosen == pytest.approx((share - 0.4) / 0.4)
+    assert found.probability == pytest.approx((share - 0.43) / 0.4), "from the judged items' tokens"
+    assert found.score.values.mean() == pytest.approx(found.probability * 0.9 + (1 - found.probability) * 0.8)
+    assert found.attained == pytest.approx(pair.models.saving(share + 0.03)), "what validation's proportion saves"
+    assert found.neighbours == pytest.approx((pair.models.saving(0.83), pair.models.saving(0.43)))
+
+
+def test_beyond_the_small_model_alone_nothing_saves(tabled) -> None:
+    pair, _, _ = tabled
+    assert pair.rules.routed(TASK, pair.models.saving(0.0) + 0.01) is None
+    assert pair.rules.routed(TASK, pair.models.saving(0.0) - 0.01).second == pair.answers.never(SMALL)
+
+
+@pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.5, 1), (0.7, 2), (0.89, 2)])
+def test_one_rule_is_put_forward_and_it_switches(tabled, saving, chosen) -> None:
+    """The best of those that save enough; where none does, the cheapest: never a model alone."""
+    pair, rules, _ = tabled
+    pair.rules.savings = (saving,)
+    assert pair.rules.put_forward(TASK) == rules[chosen]
+
+
+@pytest.mark.parametrize(("saving", "chosen"), [(0.1, 0), (0.415, 1), (0.67, 2), (0.9, 2)])
+def test_without_a_score_the_nearest_rule_is_taken(tabled, saving, chosen) -> None:
+    pair, rules, _ = tabled
+    assert pair.rules.nearest(TASK, saving) == rules[chosen]
 
 
 @pytest.mark.parametrize(
-    ("saving", "chosen"),
-    [
-        (0.1, RULES[0]),  # all save as much: the best score
-        (0.5, RULES[1]),
-        (0.8, RULES[2]),
-        (0.95, None),  # more than the small model alone would save
-    ],
+    ("median", "constants"),
+    [(7, Constants(1, 1)), (12, Constants(3, 3)), (24, Constants(5, 6)), (40, PAPER), (400, PAPER)],
 )
-def test_of_the_rules_that_save_enough_the_best_is_chosen(pair, monkeypatch, saving, chosen) -> None:
-    shares, scores = (0.8, 0.4, 0.05), (0.9, 0.8, 0.7)
-    table = {
-        rule: Routing(rule.threshold_bits, share, score)
-        for rule, share, score in zip(RULES, shares, scores, strict=True)
-    }
-    monkeypatch.setattr(pair.rules, "tried", lambda task: table)
-    assert pair.rules.chosen(TASK, saving) == chosen
-    pair.rules.savings = (saving,)
-    assert pair.rules.put_forward(TASK) == (chosen or RULES[2]), "where none saves enough, the cheapest"
+def test_the_papers_constants_are_shortened_to_a_quarter_of_the_median_answer(pair, monkeypatch, median, constants):
+    monkeypatch.setattr(pair.rules, "median_answer", lambda task: median)
+    assert pair.rules.constants(TASK) == constants
 
 
-def test_thresholds_are_tried_with_either_model_first_and_the_papers_constants(bundled) -> None:
+def test_rules_are_tried_with_either_model_first_and_both_models_alone_are_among_them(bundled) -> None:
     tried = bundled.rules.tried(TASK)
-    assert len(tried) == 2 * len(SHARES)
-    assert {(rule.start, rule.window, rule.least_run) for rule in tried} == {(SMALL, 5, 10), (LARGE, 5, 10)}
-    assert all(0 <= routing.large_share <= 1 for routing in tried.values())
+    own = bundled.rules.constants(TASK)
+    ends = [bundled.answers.never(model) for model in (SMALL, LARGE)]
+    assert [tried[rule].large_share for rule in ends] == [0.0, 1.0]
+    starts = [rule.start for rule in tried if rule not in ends]
+    assert starts.count(SMALL) == starts.count(LARGE) <= QUANTILES
+    assert {(rule.window, rule.least_run) for rule in tried if rule not in ends} == {(own.window, own.least_run)}
+    assert bundled.rules.called(ends[0]) == "the small model alone"
+    assert bundled.rules.tried(TASK) is tried
+
+
+def test_no_rule_is_chosen_on_fewer_than_sixty_items_or_judged_on_fewer_than_a_hundred() -> None:
+    for size in SIZES.values():
+        assert size.compared >= size.tried >= 60
+        assert size.judged >= 100
 
 
 # ------------------------------------------------------------ answers
@@ -210,35 +306,37 @@ def test_alone_either_model_emits_everything(bundled) -> None:
 def test_switching_that_never_switches_answers_and_costs_as_the_large_model(bundled) -> None:
     """Requests of equal length share a batch, so that not one key of padding separates the two counts."""
     never = bundled.answers.switched(SwitchingRule(0.0, start=LARGE), *ITEMS)
-    alone = bundled.answers.alone(LARGE, *ITEMS)
+    alone = bundled.answers.alone(LARGE, *ITEMS, bundled.large.subject.full)
     assert never.large_share == 1.0
     assert never.right.values.tolist() == alone.right.values.tolist()
     assert never.emitted.tolist() == alone.emitted.tolist()
-    (run,) = never.runs
-    assert all(np.concatenate(bundled.answers.agreement(run, bundled.answers.items(*ITEMS)))), (
-        "greedy choices are its own"
-    )
+    assert all(np.concatenate(bundled.answers.agreement(never, *ITEMS))), "greedy choices are its own"
     # the timed path reads a prompt whole, masked keys included, a session its last position apart: p² or p² − p + 1
     assert never.flops == pytest.approx(alone.flops, rel=0.002)
 
 
 def test_another_models_token_is_no_agreement(bundled) -> None:
-    rule = SwitchingRule(float(np.log2(bundled.large.loaded.geometry.vocabulary)), start=SMALL)
-    (run,) = bundled.answers.switched(rule, *ITEMS).runs
-    emitted = [tokens.copy() for tokens in run.record.emitted]
-    wrong = [np.where(np.arange(len(tokens)) == 2, (tokens + 1) % 500, tokens) for tokens in emitted]
-    forged = replace(run, record=replace(run.record, emitted=wrong))
-    assert not any(
-        agrees[2] for agrees in bundled.answers.agreement(forged, bundled.answers.items(*ITEMS)) if len(agrees) > 2
+    written = bundled.answers.alone(SMALL, *ITEMS)
+    wrong = []
+    for walk in written.walks:
+        tokens = walk.tokens.copy()
+        tokens[2] = (tokens[2] + 1) % 500
+        wrong.append(replace(walk, tokens=tokens))
+    honest, forged = (
+        bundled.answers.agreement(replace(written, walks=tuple(walks)), *ITEMS) for walks in (written.walks, wrong)
     )
+    assert [agrees[2] for agrees in forged] == [False] * FEW.judged
+    assert any(agrees[2] for agrees in honest)
 
 
 def test_speculation_answers_as_the_large_model_and_leaves_it_fewer_tokens(bundled) -> None:
     found, alone = bundled.answers.speculated(*ITEMS), bundled.answers.alone(LARGE, *ITEMS)
     assert found.right.values.tolist() == alone.right.values.tolist()
     assert 0 < found.large_share < 1
-    padded = bundled.answers.speculated(*ITEMS, padded=True)
-    assert padded.by_large.tolist() == found.by_large.tolist(), "neighbours change the work, not the tokens"
+    shared = bundled.answers.gated(DRAFTED, None, *ITEMS)
+    assert shared.by_large.tolist() == found.by_large.tolist()
+    assert shared.right.values.tolist() == found.right.values.tolist()
+    assert shared.flops is None, "tokens read off shared texts executed nothing"
 
 
 def test_the_large_model_drafts_for_itself_at_its_probes_and_answers_as_it_would(bundled) -> None:
@@ -291,17 +389,20 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
 @pytest.mark.parametrize(("make", "more"), [(walked, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
-    pair.rules.__dict__["compared"] = {TASK: (0.5, 0.5)}
-    pair.timing.__dict__["emad_point"] = pair.large.subject.full
-    prompts = pair.timing.prompts(1)
-    monkeypatch.setattr(
-        pair.timing, "timed", lambda arms, pairs: {name: arm(prompts[0], 6) for name, arm in arms.items()}
-    )
+    pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
+    prompts, ran = pair.timing.prompts(1), []
+
+    def timed(arms, pairs):
+        ran.append({name: arm(prompts[0], 6) for name, arm in arms.items()})
+        return Timed({}, {name: [done] for name, done in ran[0].items()}, 6, prompts)
+
+    monkeypatch.setattr(pair.timing, "timed", timed)
     try:
-        done = pair.timing.rivals
+        pair.timing.emad_rivals(pair.large.subject.full)
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
-    assert set(done) == {"large", "EMAD", "speculative"} | more, "nothing to route: no EAD"
+    (done,) = ran
+    assert set(done) == {"large", "EMAD", "speculative"} | more
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
         assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
@@ -312,7 +413,7 @@ def test_answers_are_decoded_once(bundled) -> None:
 
 
 def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
-    bundled.rules.__dict__["compared"] = {TASK: (0.0, 1.0)}
+    bundled.rules.__dict__["compared"] = {TASK: worth()}
     with bundled.models.partners() as (small, large):
         timed = bundled.timing.timed({"large": alone(large.decoder), "speculative": speculating(small, large)}, 2)
     assert {name: len(seconds) for name, seconds in timed.seconds.items()} == {"large": 2, "speculative": 2}
@@ -324,8 +425,50 @@ def test_timed_results_are_those_of_the_timed_prompts(bundled) -> None:
     assert timed.accepted("speculative") == [done.acceptance for done in timed.results["speculative"]]
 
 
+class OneTokenOff:
+    """An arm, or a decoder, whose last token is another one."""
+
+    def __init__(self, run):
+        self._run = run
+
+    def __call__(self, *asked):
+        done = self._run(*asked)
+        record = done.record if hasattr(done, "record") else done
+        emitted = [np.append(row[:-1], row[-1] + 1) for row in record.emitted]
+        changed = replace(record, emitted=emitted)
+        return replace(done, record=changed) if hasattr(done, "record") else changed
+
+
+@pytest.mark.parametrize(
+    ("liar", "said"),
+    [("speculating", "row 0, new token .* no tie excuses it"), ("alone", "EMAD, row 0")],
+)
+def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
+    honest = getattr(timing, liar)
+    point = bundled.large.subject.full
+    monkeypatch.setattr(bundled.timing, "_pairs", 2)
+    emad = []
+
+    def lies(decoder, *more):
+        arm = honest(decoder, *more)
+        emad.append(arm)
+        return arm if liar == "alone" and len(emad) == 1 else OneTokenOff(arm)  # the first one alone is the large model
+
+    monkeypatch.setattr(timing, liar, lies)
+    with pytest.raises(Refuted, match=said):
+        bundled.timing.emad_rivals(point)
+
+
+def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
+    with bundled.models.partners() as (_, large):
+        whole = large.decoder.generate(bundled.timing.prompts(1), bundled.timing.new, frozenset())
+        early = replace(whole, emitted=[whole.emitted[0][:-1]])
+        with pytest.raises(Refuted, match="short, request 0"):
+            bundled.timing.timed({"large": alone(large.decoder), "short": lambda prompt, new: early}, 1)
+
+
 def test_work_that_nobody_counted_is_not_zero(bundled) -> None:
-    (counted, *_) = bundled.answers.alone(LARGE, *ITEMS).runs
+    (counted, *_) = bundled.answers.alone(LARGE, *ITEMS, bundled.large.subject.full).runs
     assert bundled.models.spent([counted])[0] > 0
     assert bundled.models.spent([counted, replace(counted, work=None)]) is None
 
@@ -390,23 +533,25 @@ def test_room_for_the_longest_answer() -> None:
 # ------------------------------------------------------------ the table of constants
 
 
-def test_one_constant_at_a_time_leaves_the_papers_values(bundled) -> None:
-    rules = varied(bundled, TASK)
-    base = SwitchingRule(rules[1].threshold_bits, start=SMALL)
-    assert len(rules) == 2 * len(SHARES) + len(WINDOWS) + len(LEAST_RUNS)
+def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> None:
+    rules, own = varied(bundled, TASK), bundled.rules.constants(TASK)
+    assert len(set(rules)) == len(rules)
+    base = next(rule for rule in rules if rule.window != own.window)
     changed = [
         {field for field in ("threshold_bits", "window", "least_run") if getattr(rule, field) != getattr(base, field)}
+        - {"window"}
         for rule in rules
     ]
     assert all(len(fields) <= 1 for fields in changed)
-    assert [rule.window for rule in rules if rule.window != 5] == list(WINDOWS)
-    assert [rule.least_run for rule in rules if rule.least_run != 10] == list(LEAST_RUNS)
+    assert [rule.window for rule in rules if rule.window != own.window] == [w for w in WINDOWS if w != own.window]
+    runs = [rule.least_run for rule in rules if rule.least_run != own.least_run]
+    assert runs == [least for least in LEAST_RUNS if least != own.least_run]
 
 
 @pytest.mark.parametrize(("make", "reason"), [(walked, ""), (refusing, "depth never rises here")])
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
-    pair.rules.__dict__["compared"] = {TASK: (0.0, 1.0)}
+    pair.rules.__dict__["compared"] = {TASK: worth()}
     for name, few in (("WINDOWS", (1,)), ("LEAST_RUNS", (5,)), ("WIDTHS", (2,)), ("GATES_BITS", (0.3,))):
         monkeypatch.setattr(constants, name, few)
     shown = constants.exhibited(pair)

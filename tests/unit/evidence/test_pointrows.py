@@ -43,6 +43,7 @@ def test_full_depth_comes_first_then_points_put_forward_then_their_rivals(points
     rows = point_rows(points, {points.losses[0].point.name: (0.001, 0.002)})
     names = [loss.point.name for loss in (points.full_loss, *points.losses, *best_truncations(points))]
     assert [row["name"] for row in rows] == names
+    assert [row["roles"][:1] for row in rows[:2]] == [[], ["calibrated default"]]
     assert [row["interval"] for row in rows[:2]] == [None, (0.001, 0.002)]
     assert all(row["net_reduction"] == loss.net_reduction for row, loss in zip(rows[1:], points.losses, strict=False))
     json.dumps(rows, allow_nan=False)
@@ -59,6 +60,16 @@ def test_a_rival_is_the_best_truncation_that_saves_as_much_and_has_no_accuracy(p
     assert all(rows[rival.point.name]["accuracy"] == {} for rival in rivals)
     assert set(rows["full depth"]["accuracy"]) == set(points.scored.tasks)
     assert all(full == same for full, same in rows["full depth"]["accuracy"].values())
+
+
+def test_a_row_says_which_tasks_do_not_count_and_why(points: Points):
+    rows = {row["name"]: row for row in point_rows(points, {})}
+    assert rows["full depth"]["not_counted"] == {}, "nothing is asked of full depth"
+    for loss in points.losses:
+        said = rows[loss.point.name]["not_counted"]
+        held = {task: points.scored.at(task, loss.point) for task in points.scored.tasks}
+        assert said == {task: at.standing for task, at in held.items() if not at.counts}
+        assert said, "four items of a task show nothing"
 
 
 def test_notes_say_what_was_read_and_how_soon_depth_was_down(points: Points):

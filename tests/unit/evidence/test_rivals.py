@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,14 +12,16 @@ import pytest
 from emad_ref.calibration.profile import Profile, profile_of
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.evidence import rivals
-from emad_ref.evidence.rivals import EMAD, EMAD_BESIDE, WINDOWS, Confident, Rivals
+from emad_ref.evidence.rivals import WINDOWS, Confident, Rivals, Sweep, ranked
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import full_depth
 from emad_ref.sweep import losses
-from emad_ref.sweep.families import SETTINGS
+from emad_ref.sweep.families import EMAD, SETTINGS
+from emad_ref.sweep.front import lower_hulls
+from emad_ref.sweep.grids import Spacing
 from emad_ref.sweep.losses import loss_table
 from tests.small import LAYERS, small_config, small_model
 from tests.traces import layerwise
@@ -53,8 +56,9 @@ def profile() -> Profile:
 
 
 def text(split: str, count: int) -> list[TokenSequence]:
+    """Two windows of every document."""
     rng = np.random.default_rng(["validate", "evaluate"].index(split))
-    return [TokenSequence(rng.integers(0, SMALLEST, LENGTH)) for _ in range(count)]
+    return [TokenSequence(rng.integers(0, SMALLEST, LENGTH), document=number // 2) for number in range(count)]
 
 
 def model(vocabulary: int = VOCABULARY) -> Stepper:
@@ -70,6 +74,7 @@ def traces(profile: Profile, stepper: Stepper) -> SimpleNamespace:
         stepper=stepper,
         loaded=SimpleNamespace(geometry=geometry_of(small_config("gpt_neox"))),
         corpus="random",
+        seed=0,
         budget=SimpleNamespace(name="smoke", validate=SEQUENCES, evaluate=SEQUENCES),
         sequences=text,
         trace=lambda sequences, what, rules: take_trace(stepper, sequences, rules=rules),
@@ -98,17 +103,28 @@ def sweeps(run: SimpleNamespace) -> Rivals:
 def test_emad_comes_first_and_every_rival_of_the_paper_has_a_sweep(sweeps: Rivals) -> None:
     assert next(iter(sweeps.families)) == EMAD
     assert set(sweeps.families) >= {"fixed truncation", "fixed entropy", "softmax response", "chunked", "positional"}
-    assert [len(sweeps.families[name]) for name in (EMAD, "fixed entropy", "softmax response")] == [SETTINGS] * 3
     names = [point.name for points in sweeps.families.values() for point in points]
     assert len(set(names)) == len(names)
 
 
+def test_dials_have_equally_many_points_spaced_evenly_in_what_they_save_on_validation(
+    run: SimpleNamespace, sweeps: Rivals
+) -> None:
+    """240 tokens leave jumps, in which few targets lie."""
+    saved = Spacing(run.validation, run.subject.loaded.geometry)
+    for name in (EMAD, "fixed entropy", "softmax response"):
+        points = sweeps.families[name]
+        assert SETTINGS - 9 <= len(points) <= SETTINGS, name
+        savings = np.sort([saved(point) for point in points])
+        assert np.diff(savings).max() < 4 * savings[-1] / SETTINGS, name
+        assert savings[0] < 4 * savings[-1] / SETTINGS, "down to full depth"
+
+
 def test_the_gap_of_the_two_best_logits_comes_last_with_thresholds_of_the_calibration_text(sweeps: Rivals) -> None:
     *_, (name, points) = sweeps.families.items()
-    assert (name, len(points)) == ("top-2 gap, quantile", SETTINGS)
+    assert name == "top-2 gap, quantile"
     column = trace_of(0).column("top2_gap")[:, np.array(PROBES) - 1].astype(np.float64)
     assert points[-1].thresholds[0] == tuple(column.min(axis=0)), "at the last every token leaves"
-    assert all((column >= point.thresholds[0]).any(axis=0).all() for point in points[1:]), "some token always may"
 
 
 def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> None:
@@ -117,12 +133,29 @@ def test_quantiles_need_a_profile_that_kept_its_statistics(profile: Profile) -> 
     assert "EMAD, quantile" not in Rivals(traces(bare, model())).families
 
 
+def test_a_family_is_by_document_and_starts_at_full_depth(run: SimpleNamespace, sweeps: Rivals) -> None:
+    emad, geometry = sweeps.family(EMAD), run.subject.loaded.geometry
+    assert emad.names == ("full depth", *(point.name for point in sweeps.families[EMAD]))
+    for split, trace in ((emad.validation, run.validation), (emad.evaluation, run.evaluation)):
+        assert len(split.tokens) == SEQUENCES // 2
+        assert set(split.tokens.values) == {2 * LENGTH}
+        full, point, *_ = loss_table(trace, geometry, [full_depth(LAYERS), *sweeps.families[EMAD]])
+        assert split.loss.values[:, 0] == pytest.approx(full.nll_nats.reshape(-1, 2).sum(axis=1))
+        assert split.loss.values[:, 1] == pytest.approx(point.nll_nats.reshape(-1, 2).sum(axis=1))
+        spent = split.flops.values.sum(axis=0)
+        assert 1 - spent[1] / spent[0] == pytest.approx(point.net_reduction)
+
+
 def test_points_are_chosen_on_validation_and_judged_on_evaluation(run: SimpleNamespace, sweeps: Rivals) -> None:
     point = run.profile.point(0.0)
-    (chosen,) = [row for row in sweeps.validated[EMAD] if row.point == point]
+    (chosen,) = [row for row in sweeps.validated(EMAD) if row.point.thresholds == point.thresholds]
     (judged,) = loss_table(run.evaluation, run.subject.loaded.geometry, [point])
     assert chosen.perplexity == loss_table(run.validation, run.subject.loaded.geometry, [point])[0].perplexity
     assert sweeps.evaluated(point).perplexity == judged.perplexity != chosen.perplexity
+    emad = sweeps.family(EMAD)
+    assert emad.front.sheet.loss.tolist() == emad.evaluation.loss.values.tolist()
+    savings, losses = emad.validation.sheet.whole
+    assert emad.front.corners.tolist() == lower_hulls(savings[None], losses[None])[0].tolist()
 
 
 def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,56 +173,128 @@ def test_a_point_is_judged_once(profile: Profile, monkeypatch: pytest.MonkeyPatc
     assert asked == [[point]] * 2, "on other text it is another loss"
 
 
-def test_both_sides_of_a_duel_save_enough_on_validation(sweeps: Rivals) -> None:
-    saved = {row.point: row.net_reduction for table in sweeps.validated.values() for row in table}
-    duels = sweeps.duels("fixed truncation")
-    assert duels
-    for duel in duels:
-        assert saved[duel.ours] >= duel.reduction
-        assert saved[duel.rival] >= duel.reduction
-        assert (duel.ours.family, duel.rival.family) == ("emad", "truncation")
+def test_points_of_no_table_are_a_family_too(run: SimpleNamespace, sweeps: Rivals) -> None:
+    point = run.profile.point(0.0)
+    mine = sweeps.family_of([point])
+    assert mine.names == ("full depth", point.name)
+    at = list(sweeps.families[EMAD]).index(next(p for p in sweeps.families[EMAD] if p.thresholds == point.thresholds))
+    whole = sweeps.family(EMAD).evaluation
+    assert mine.evaluation.loss.values[:, 1].tolist() == whole.loss.values[:, 1 + at].tolist()
+    assert mine.evaluation.flops.values[:, 1].tolist() == whole.flops.values[:, 1 + at].tolist()
 
 
-def test_the_table_has_the_best_of_each_family_that_saves_enough_by_level_and_quality(sweeps: Rivals) -> None:
-    rows = sweeps.table((0.15, 0.30))
-    finite = [row for row in rows if row["rise %"] is not None]
-    assert [(row["net reduction ≥ %"], row["rise %"]) for row in finite] == sorted(
-        (row["net reduction ≥ %"], row["rise %"]) for row in finite
-    )
-    assert len({(row["net reduction ≥ %"], row["family"]) for row in rows}) == len(rows)
+# ---------------------------------------------------------------- the table
+
+
+def test_at_each_level_every_family_saves_exactly_the_same(sweeps: Rivals) -> None:
+    rows = sweeps.table(0)
+    by_saving: dict[float, list[str]] = {}
     for row in rows:
-        if row["family"] not in sweeps.families:
-            continue
-        table = sweeps.validated[row["family"]]
-        enough = [loss for loss in table if loss.net_reduction >= row["net reduction ≥ %"]]
-        best = min(enough, key=lambda loss: loss.perplexity).point
-        judged = sweeps.evaluated(best)
-        assert row["point"] == best.name
-        assert (row["perplexity"], row["net reduction %"]) == (judged.perplexity, judged.net_reduction)
+        by_saving.setdefault(row["net reduction %"], []).append(row["family"])
+    reached = {name: sweeps.family(name).promised for name in sweeps.families}
+    assert len(by_saving) == 4
+    for level, (saving, named) in zip((0.15, 0.30, 0.45, 0.60), sorted(by_saving.items()), strict=True):
+        assert saving <= level
+        assert sorted(named) == sorted(name for name, most in reached.items() if most >= level)
+
+
+def test_where_a_family_falls_short_on_evaluation_all_save_what_it_reaches(sweeps: Rivals) -> None:
+    promised = {name: sweeps.family(name) for name in sweeps.families}
+    short = {name: family for name, family in promised.items() if family.front.reach < family.promised}
+    assert short
+    level = max(family.promised for family in short.values())
+    able = [family.front.reach for family in promised.values() if family.promised >= level]
+    rows = sweeps.table(0, (level,))
+    assert {row["net reduction %"] for row in rows} == {min(able)}
+    assert min(able) < level
+    assert len(rows) == len(able)
+
+
+def test_rows_say_which_mixture_of_points_and_what_it_does_on_evaluation(sweeps: Rivals) -> None:
+    (row,) = [row for row in sweeps.table(0, (0.30,)) if row["family"] == "fixed truncation"]
+    front, found = sweeps.family("fixed truncation").front, sweeps.columns("fixed truncation", "evaluate")
+    mixed = front.mixed(row["net reduction %"])
+    assert row["point"] == front.named(mixed)
+    assert (row["documents"], row["windows"], row["chosen by"]) == (SEQUENCES // 2, SEQUENCES, "perplexity")
+    nll, depth = (mixed.of(values.sum(axis=0))[0] / (SEQUENCES * LENGTH) for values in (found.nll_nats, found.depth))
+    assert (row["perplexity"], row["mean depth"]) == (pytest.approx(np.exp(nll)), pytest.approx(depth))
+
+
+def test_emad_has_no_interval_against_itself_and_others_have_one_around_their_difference(sweeps: Rivals) -> None:
+    rows = sweeps.table(0, (0.30,))
+    emad, *others = sorted(rows, key=lambda row: row["family"] != EMAD)
+    assert emad["family"] == EMAD
+    assert emad["over EMAD %"] is emad["over EMAD interval %"] is None
+    for row in others:
+        low, high = row["over EMAD interval %"]
+        assert low < row["over EMAD %"] < high
+        assert row["over EMAD %"] == pytest.approx(row["perplexity"] / emad["perplexity"] - 1)
+        assert "wrong over EMAD %" not in row, "no row of this table needs it"
+
+
+def test_the_table_is_a_matter_of_its_seed(sweeps: Rivals) -> None:
+    assert sweeps.table(1, (0.30,)) == sweeps.table(1, (0.30,)) != sweeps.table(2, (0.30,))
 
 
 def test_a_family_that_never_saves_so_much_has_no_row(sweeps: Rivals) -> None:
-    assert sweeps.table((0.99,)) == []
-    assert {row["net reduction ≥ %"] for row in sweeps.table()} == {0.15, 0.30, 0.45, 0.60}
+    assert sweeps.table(0, (0.99,)) == []
+
+
+def test_rows_rank_by_saving_then_rise_and_without_one_by_accuracy() -> None:
+    plain = {"net reduction %": 0.3, "accuracy lost %": 0.0}
+    wanted = [
+        plain | {"rise %": 0.01},
+        plain | {"rise %": 0.02},
+        plain | {"rise %": None, "accuracy lost %": 0.01},
+        plain | {"rise %": None, "accuracy lost %": 0.02},
+        plain | {"rise %": 0.0, "net reduction %": 0.6},
+    ]
+    assert ranked(wanted[::-1]) == wanted
 
 
 # ---------------------------------------------------------------- confidence rules of early exits
 
 
-def test_early_exits_stand_on_the_table_with_emad_on_the_same_windows(sweeps: Rivals) -> None:
-    rows, own = sweeps.table((0.15, 0.30)), set(sweeps.confident.families)
-    early = [row for row in rows if row["family"] in own]
-    assert own == {EMAD_BESIDE, *(f"early exit: {name}" for name in rivals.CONFIDENCES)}
-    assert {row["family"] for row in early} >= {
-        "early exit: softmax",
-        "early exit: JSD, fixed",
-        "early exit: saturation",
-    }
-    assert {row["windows"] for row in early} == {FIRST["evaluate"]}
-    assert {row["windows"] for row in rows if row["family"] not in own} == {SEQUENCES}
-    lost = [row for row in early if row["perplexity"] is None]
+def test_early_exits_stand_with_emad_on_the_same_windows_and_not_beside_more_text(sweeps: Rivals) -> None:
+    rules = sweeps.confident
+    rows = rules.table(0, (0.15, 0.30))
+    assert set(rules.families) == {EMAD, *(f"early exit: {name}" for name in rivals.CONFIDENCES)}
+    assert {row["family"] for row in rows} >= {"early exit: softmax", "early exit: saturation"}
+    assert {row["windows"] for row in rows} == {FIRST["evaluate"]}
+    assert not any(row["family"].startswith("early exit") for row in sweeps.table(0, (0.15, 0.30)))
+    lost = [row for row in rows if row["perplexity"] is None]
     assert lost
-    assert all(row["chosen by"] == "accuracy" and 0 <= row["accuracy %"] <= 1 for row in lost)
+    for row in lost:
+        assert row["chosen by"] == "accuracy"
+        assert row["over EMAD %"] is None
+        assert 0 <= row["accuracy %"] <= 1
+
+
+def test_rules_that_lose_next_tokens_are_held_against_emad_by_tokens_told_wrong(profile: Profile) -> None:
+    """Targets so high that this random model leaves at its first probe: EMAD saves as much as any."""
+    loose = replace(profile, targets_nats=(9.0, 9.0))
+    found = Confident(traces(loose, model()))
+    rows = found.table(0, (0.15,))
+    (emad,) = [row for row in rows if row["family"] == EMAD]
+    lost = [row for row in rows if row["chosen by"] == "accuracy"]
+    assert lost
+    for row in lost:
+        assert row["net reduction %"] == emad["net reduction %"]
+        assert row["over EMAD %"] is None
+        low, high = row["wrong over EMAD interval %"]
+        assert low <= row["wrong over EMAD %"] <= high
+    kept = [row for row in rows if row["chosen by"] == "perplexity" and row["family"] != EMAD]
+    assert all(row["wrong over EMAD %"] is None and row["over EMAD %"] is not None for row in kept)
+
+
+def test_a_family_of_which_any_point_loses_a_next_token_is_chosen_by_accuracy(sweeps: Rivals) -> None:
+    rules = sweeps.confident
+    assert rules.chosen_by("early exit: softmax") == rules.chosen_by(EMAD) == "perplexity"
+    pruned = "early exit: softmax, fixed"
+    assert rules.chosen_by(pruned) == "accuracy"
+    chosen, found = rules.family(pruned, "accuracy"), rules.columns(pruned, "validate")
+    assert chosen.validation.loss.values[0].tolist() == found.wrong[:2].sum(axis=0).tolist()
+    assert np.isfinite(found.nll_nats[:, 0]).all(), "full depth prunes nothing"
 
 
 def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_the_first_evaluated(
@@ -201,10 +306,10 @@ def test_early_exits_are_chosen_on_the_first_validation_windows_and_judged_on_th
         first = text(split, SEQUENCES)[: FIRST[split]]
         assert found.token.tolist() == np.concatenate([one.tokens[:-1] for one in first]).tolist()
     mine = take_trace(run.subject.stepper, text("evaluate", SEQUENCES)[:3], rules=points[:1])
-    (expected,) = loss_table(mine, run.subject.loaded.geometry, [points[8]])
-    assert rules.evaluated(points[8]).nll_nats.tolist() == expected.nll_nats.tolist()
+    (expected,) = loss_table(mine, run.subject.loaded.geometry, [points[-1]])
+    assert rules.evaluated(points[-1]).nll_nats.tolist() == expected.nll_nats.tolist()
     assert rules.evaluated(full_depth(LAYERS)).perplexity_rise == 0.0
-    assert rules.validated["early exit: JSD"][8].nll_nats.shape == (2,)
+    assert rules.validated("early exit: JSD")[-1].nll_nats.shape == (2,)
 
 
 def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
@@ -212,7 +317,7 @@ def test_a_rule_without_room_is_left_out_and_says_why(profile: Profile) -> None:
     assert set(found.refused) == {"softmax, fixed", "softmax, decaying", "JSD, fixed", "JSD, decaying"}
     assert all("do not prune it" in reason for reason in found.refused.values())
     assert "early exit: JSD, adaptive" in found.families
-    assert found.validated["early exit: softmax"]
+    assert found.validated("early exit: softmax")
 
 
 def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
@@ -224,11 +329,13 @@ def test_every_budget_says_how_many_windows_rules_are_traced_on() -> None:
 # ---------------------------------------------------------------- what is shown
 
 
-def test_the_table_is_shown_with_its_figure_and_says_why_a_perplexity_is_missing(sweeps: Rivals) -> None:
+def test_tables_are_shown_with_their_figures_and_say_why_a_perplexity_is_missing(sweeps: Rivals) -> None:
     shown = sweeps.exhibits()
-    (table,) = shown.tables
-    assert (table.title, table.figure) == ("best perplexity at equal net FLOPs on random", "pareto")
-    assert table.rows == sweeps.table()
+    assert [(table.title, table.figure) for table in shown.tables] == [
+        ("best perplexity at equal net FLOPs on random", "pareto"),
+        ("early exits at equal net FLOPs on the first 3 windows of random", "pareto"),
+    ]
+    assert [table.rows for table in shown.tables] == [sweeps.table(0), sweeps.confident.table(0)]
     assert shown.notes == ("small: no perplexity: a pruned vocabulary lost a next token, and it is infinite",)
 
 
@@ -243,7 +350,7 @@ def test_rules_without_room_are_named_in_notes(profile: Profile) -> None:
 def test_where_nothing_saves_enough_a_note_takes_the_tables_place(
     sweeps: Rivals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("emad_ref.sweep.families.equal_flops", lambda table, level: None)
+    monkeypatch.setattr(Sweep, "table", lambda self, seed: [])
     shown = sweeps.exhibits()
     assert shown.tables == ()
     assert shown.notes == ("small: no point of any sweep saves 15 % of FLOPs net",)

@@ -1,41 +1,283 @@
-"""How long timed requests are: shortened where a model is slow, prompt and new tokens alike; and what is handed on."""
+"""How long timed requests are, which arms run, what is kept and looked at afterwards, and what the budget decides."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from emad_ref.evidence.stopwatch import FEWEST_NEW, FEWEST_PROMPT, TIMING_SECONDS, affordable, by_pair
+from emad_ref.evidence import stopwatch
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host
+from emad_ref.evidence.stopwatch import (
+    AUDITED_ROWS,
+    FEWEST_NEW,
+    FEWEST_PROMPT,
+    TIMING_SECONDS,
+    Requests,
+    affordable,
+    decidable,
+    tries_compiling,
+)
+from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.clock import Timings
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.models.causal import CausalStepper
+from emad_ref.record import Record
+from emad_ref.verdict.interval import total_ratio
+from emad_ref.verdict.units import ByPair
+from tests.small import LAYERS, small_model
+from tests.small_evidence import FEW, small_evidence
 
-PAIRS, BATCHES = 30, (1, 4)
+PAIRS, BATCHES, ARMS = 30, (1, 4), 3
+SHAPE = (8, 6)
 
 
 def seconds(prompt: int, new: int, prefill_per_token: float, step: float) -> float:
-    return PAIRS * 3 * (sum(BATCHES) * prompt * prefill_per_token + len(BATCHES) * new * step)
+    return PAIRS * ARMS * (sum(BATCHES) * prompt * prefill_per_token + len(BATCHES) * new * step)
+
+
+def shortened(prompt: int, new: int, prefill: float, step: float, arms: int = ARMS) -> tuple[int, int]:
+    return affordable(prompt, new, prefill=prefill, step=step, pairs=PAIRS, batch_sizes=BATCHES, arms=arms)
 
 
 def test_a_fast_model_keeps_the_budgets_request():
-    assert affordable(64, 32, prefill=0.002, step=0.001, pairs=PAIRS, batch_sizes=BATCHES) == (64, 32)
+    assert shortened(64, 32, prefill=0.002, step=0.001) == (64, 32)
 
 
 @pytest.mark.parametrize(("per_token", "step"), [(0.004, 0.02), (0.02, 0.001), (0.0001, 0.08)])
 def test_a_slow_models_prompts_are_paid_for_too(per_token, step):
-    prompt, new = affordable(64, 32, prefill=64 * per_token, step=step, pairs=PAIRS, batch_sizes=BATCHES)
+    prompt, new = shortened(64, 32, prefill=64 * per_token, step=step)
     assert seconds(64, 32, per_token, step) > TIMING_SECONDS
     assert seconds(prompt, new, per_token, step) <= TIMING_SECONDS or (prompt, new) == (FEWEST_PROMPT, FEWEST_NEW)
+    assert sum(shortened(64, 32, 64 * per_token, step, arms=4)) <= prompt + new, "a fourth arm is paid for too"
 
 
 def test_no_request_is_shorter_than_decoding_needs_nor_longer_than_asked():
-    assert affordable(64, 32, prefill=1e3, step=1e3, pairs=PAIRS, batch_sizes=BATCHES) == (FEWEST_PROMPT, FEWEST_NEW)
-    assert affordable(5, 3, prefill=1e3, step=1e3, pairs=PAIRS, batch_sizes=BATCHES) == (5, 3)
+    assert shortened(64, 32, prefill=1e3, step=1e3) == (FEWEST_PROMPT, FEWEST_NEW)
+    assert shortened(5, 3, prefill=1e3, step=1e3) == (5, 3)
 
 
 def test_timings_become_pairs_for_intervals():
-    seconds = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
-    arms = by_pair(Timings(seconds, seconds, ("full", "adaptive", "full")))
+    taken = {"full": np.array([2.0, 4.0, 3.0]), "adaptive": np.array([1.0, 2.0, 1.0])}
+    arms = Requests(Timings(taken, taken, ("full", "adaptive", "full")), [], {}, ()).by_pair()
     assert list(arms) == ["full", "adaptive"]
-    ratio = log_ratio(arms["full"], arms["adaptive"])
+    ratio = total_ratio(arms["full"], arms["adaptive"])
     assert (ratio.n, ratio.noun) == (3, "pairs")
-    assert ratio.value == pytest.approx(12 ** (1 / 3))
+    assert ratio.value == pytest.approx(9 / 4)
+
+
+# ------------------------------------------------------------ what the budget decides
+
+
+def drawn(speedup: float, rng: np.random.Generator, spread: float = 0.05) -> dict[str, np.ndarray]:
+    full, adaptive = np.exp(spread * rng.standard_normal((2, PAIRS)))
+    return {"full": full * speedup, "adaptive": adaptive}
+
+
+def test_speedups_that_the_preflight_names_are_decided_about_as_often_as_it_promises():
+    """400 simulated runs on either side, 4 standard errors of a share of 80 %: 8 points."""
+    rng, legs = np.random.default_rng(0), 8
+    above, below = np.mean([decidable(drawn(1.1, rng), 1.1, legs) for _ in range(50)], axis=0)
+    assert below < 1.1 < above
+    shown = {"above": 0, "below": 0}
+    for _ in range(400):
+        for side, truth in (("above", above), ("below", below)):
+            made = drawn(truth, rng)
+            ratio = total_ratio(ByPair(made["full"]), ByPair(made["adaptive"]), threshold=1.1)
+            shown[side] += ratio.p_above <= 0.05 if side == "above" else ratio.p_below <= 0.05 / legs
+    assert all(0.72 < found / 400 < 0.88 for found in shown.values()), shown
+
+
+def test_correction_costs_power_where_it_falsifies_and_none_where_it_survives():
+    made = drawn(1.1, np.random.default_rng(1))
+    (up, alone), (still_up, crowded) = (decidable(made, 1.1, legs) for legs in (1, 60))
+    assert up == still_up
+    assert crowded < alone < 1.1
+    assert alone == pytest.approx(1.1**2 / up), "one leg: the same on either side"
+
+
+def test_the_noisiest_baseline_sets_what_is_decided():
+    quiet = drawn(1.1, np.random.default_rng(1))
+    noisy = quiet | {"generate": np.exp(0.5 * np.random.default_rng(2).standard_normal(PAIRS))}
+    assert decidable(noisy, 1.1, 4)[0] > decidable(quiet, 1.1, 4)[0]
+
+
+# ------------------------------------------------------------ arms and what is kept of them
+
+
+@pytest.fixture(scope="module")
+def timed_evidence() -> Evidence:
+    return timing(Host())
+
+
+def timing(host: Host) -> Evidence:
+    """Few and short requests of a small model in batches of one, two and eight."""
+    budget = replace(FEW, pairs=3, batch_sizes=(1, 2, 8), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1])
+    made = small_evidence(CausalStepper(small_model("gpt_neox")), host, budget=budget)
+    made.loaded.model = made.subject.stepper.model
+    made.stopwatch.__dict__["request_shape"] = SHAPE
+    return made
+
+
+def point_of(evidence: Evidence):
+    return evidence.traces.profile.point(0.0)
+
+
+def test_every_batch_size_is_timed_once_and_keeps_what_was_emitted(timed_evidence):
+    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    timed = watch.timed(point)
+    assert timed is watch.timed(point)
+    assert list(timed) == [1, 2, 8]
+    for rows, found in timed.items():
+        assert list(found.seconds) == list(found.done) == ["full", "adaptive", "generate"]
+        assert {len(column) for column in found.seconds.values()} == {3}
+        assert [len(prompts) for prompts in found.prompts] == [rows] * 3
+        assert len(found.audited) == min(3, max(1, AUDITED_ROWS // rows))
+        for arm in ("full", "adaptive"):
+            whole = [pair for pair, done in enumerate(found.done[arm]) if isinstance(done, Record)]
+            assert whole == sorted(found.audited)
+
+
+def test_the_same_prompts_go_to_every_arm(timed_evidence):
+    found = timed_evidence.stopwatch.timed(point_of(timed_evidence))[2]
+    for pair in found.audited:
+        full, generate = found.done["full"][pair], found.done["generate"][pair]
+        assert [row.tolist() for row in full.emitted] == generate.tolist()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8])
+def test_an_honest_decoder_is_what_it_says(timed_evidence, rows):
+    finding = timed_evidence.stopwatch.checked(point_of(timed_evidence), rows)
+    assert finding.passed is True, finding.detail
+    looked_at = min(rows, AUDITED_ROWS) * len(timed_evidence.stopwatch.timed(point_of(timed_evidence))[rows].audited)
+    assert finding.n == 3 * looked_at * SHAPE[1]
+
+
+def lying(change):
+    """A decoder that is ours but for the records of ``generate`` at an adaptive point."""
+
+    def make(request):
+        decoder = Host().make_decoder(request)
+        honest = decoder.generate
+        if request.point.probes:
+            decoder.generate = lambda *asked: change(honest(*asked))
+        return decoder
+
+    return Host(make_decoder=make)
+
+
+def one_token_short(record: Record) -> Record:
+    return replace(record, emitted=[row[:-1] for row in record.emitted])
+
+
+def another_token(record: Record) -> Record:
+    emitted = [row.copy() for row in record.emitted]
+    for row in emitted:
+        row[-1] = (row[-1] + 1) % 50
+    return replace(record, emitted=emitted)
+
+
+def half_the_work(record: Record) -> Record:
+    return replace(record, work={0: replace(record.work[0], tokens=record.work[0].tokens // 2)})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (one_token_short, "adaptive, request 0: [5] new tokens, but 6"),
+        (another_token, "the argmax at that depth"),
+        (half_the_work, "work.tokens"),
+    ],
+)
+def test_requests_that_are_not_what_they_say_are_found(change, said):
+    evidence = timing(lying(change))
+    evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
+    finding = evidence.stopwatch.checked(point_of(evidence), 1)
+    assert finding.passed is False
+    assert said in finding.detail
+
+
+def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
+    note = timed_evidence.stopwatch.note(point_of(timed_evidence), 1.1, 4)
+    assert "8 prompt + 6 new tokens, 3 pairs" in note
+    assert note.count("survives from") == note.count("falsified up to") == 3
+    assert "(after correction over 4 legs); compiled baseline not run: not tried on a CPU" in note
+
+
+def test_blocks_left_out_are_counted_off_records(timed_evidence):
+    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    timed_evidence.subject.budget = replace(timed_evidence.subject.budget, batch_sizes=(1, 2, 8))
+    found = watch.against_full({"eager": replace(point, schedule="free_eager")})
+    depth = np.concatenate([
+        record.tokens.depth[record.tokens.phase != 0] for record in found.done["eager"]
+    ])  # fmt: skip
+    assert found.skipped("full", LAYERS) == 0
+    assert found.skipped("eager", LAYERS) == pytest.approx(1 - depth.mean() / LAYERS)
+
+
+# ------------------------------------------------------------ the compiled baseline
+
+
+@pytest.mark.parametrize(
+    ("study", "tried"),
+    [
+        (Study(), False),
+        (Study(budget=BUDGETS["standard"]), False),
+        (Study(budget=BUDGETS["full"]), True),
+        (Study(device="cuda"), True),
+        (Study(device="auto"), True),
+    ],
+)
+def test_compiling_is_tried_on_an_accelerator_or_where_all_is_asked_for(study, tried):
+    assert tries_compiling(study) is tried
+
+
+def test_a_compiled_twin_is_one_more_arm_and_one_more_baseline(monkeypatch):
+    """Compilation itself takes minutes on a CPU: the twin's step is the plain one here."""
+    evidence = timing(Host())
+    evidence.subject.budget = replace(evidence.subject.budget, batch_sizes=(1,))
+    evidence.stopwatch.__dict__["without_compiled"] = ""
+    asked, own = [], evidence.subject.own_greedy
+
+    def greedy(prompts, new, compiled=False):
+        asked.append(compiled)
+        return own(prompts, new)
+
+    monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
+    watch, point = evidence.stopwatch, point_of(evidence)
+    assert watch.arms == 4
+    assert list(watch.timed(point)[1].seconds) == ["full", "adaptive", "generate", "compiled"]
+    assert asked.count(True) == asked.count(False) == 3 + stopwatch.WARM_UP
+    assert watch.checked(point, 1).passed is True
+    assert "compiled" not in watch.note(point, 1.1, 1)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "reason"),
+    [
+        (
+            RuntimeError("Failed to find C compiler.\nSet CXX"),
+            "torch.compile: RuntimeError: Failed to find C compiler.",
+        ),
+        (None, "transformers does not compile this model's steps"),
+    ],
+)
+def test_why_a_compiled_baseline_cannot_run_is_said(monkeypatch, greedy, reason):
+    evidence = timing(Host())
+
+    def refuse(prompts, new, compiled):
+        assert compiled
+        if greedy is not None:
+            raise greedy
+
+    monkeypatch.setattr(evidence.subject, "own_greedy", refuse)
+    assert evidence.subject.without_compiling() == reason
+
+
+def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
+    evidence = timing(Host())
+    monkeypatch.setattr(evidence.subject, "own_greedy", lambda *asked, **options: None)
+    evidence.loaded.model = SimpleNamespace(_compiled_call=None)
+    assert evidence.subject.without_compiling() == ""

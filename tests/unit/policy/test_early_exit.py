@@ -100,6 +100,31 @@ def test_names_tell_points_of_a_sweep_apart() -> None:
     assert "jsd contrast j=4 λ=0.90 α=0.10 copying" in names
 
 
+def test_with_amateurs_below_the_minimum_layer_jsd_decides_at_that_layer_itself() -> None:
+    """The authors' code; the paper's reading has nothing to contrast with there and first decides a layer later."""
+    paper, coded = (early_exit("jsd_contrast", 12, V, 4, amateurs_from=first) for first in (None, 2))
+    for point, probes, first in ((paper, range(4, 12), 5), (coded, range(2, 12), 4)):
+        assert point.probes == tuple(probes)
+        assert min(layer for layer, least in zip(point.probes, point.thresholds[0], strict=True) if least < 1) == first
+    assert (coded.confidence.minimum, paper.confidence.minimum) == (2, 4)
+    assert coded.name == "jsd contrast j=4 λ=0.90 amateurs from 2 α=0.10 copying"
+    assert early_exit("jsd_contrast", 12, V, 4, amateurs_from=4) == paper
+
+
+@pytest.mark.parametrize(
+    ("signal", "first", "pruning"),
+    [
+        ("jsd_contrast", 5, "none"),
+        ("jsd_contrast", 0, "none"),
+        ("jsd_contrast", 2, "fixed"),
+        ("weighted_contrast", 2, "none"),
+    ],
+)
+def test_amateurs_that_mean_nothing_are_refused(signal: str, first: int, pruning: str) -> None:
+    with pytest.raises(BadArgument, match=r"^amateurs_from="):
+        early_exit(signal, 12, V, 4, pruning=pruning, amateurs_from=first)
+
+
 def test_the_combined_rule_is_the_contrast_among_the_kept_tokens() -> None:
     """Pruning changes what is read, nothing else; the paper's wording, no head set but the kept tokens, is α = 0."""
     plain = early_exit("jsd_contrast", L, V, 7)

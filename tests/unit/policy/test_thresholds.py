@@ -13,12 +13,14 @@ from hypothesis.extra import numpy as hnp
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.policy.thresholds import (
+    apart,
     default_probes,
     entropy_matched,
     fires,
     fixed_entropy,
     planned_exits,
     response,
+    short,
 )
 
 TARGETS = (2.0, 1.5, 0.25)
@@ -49,6 +51,16 @@ def test_margins_that_two_decimals_confuse_have_names_of_their_own():
     assert fixed_entropy(12, PROBES, 0.123456).name == "fixed h0=0.1235"
     with pytest.raises(BadArgument, match="schedule='sideways', but expected one of monotone"):
         entropy_matched(12, PROBES, TARGETS, 0.1, "sideways")
+
+
+@given(st.lists(st.floats(-10, 10).map(lambda x: x + 0.0), max_size=6), st.floats(1e-12, 1e-3))
+def test_numbers_told_apart_read_back_as_different_values(numbers, little):
+    """As short as the others allow: a number that has no neighbour keeps its short form."""
+    numbers = [*numbers, *(number + little for number in numbers[:3])]
+    texts = apart(numbers)
+    assert [a == b for a in numbers for b in numbers] == [float(a) == float(b) for a in texts for b in texts]
+    assert apart(numbers[:1]) == [short(number) for number in numbers[:1]]
+    assert apart([0.3, 0.300001, 0.30001, 0.3]) == ["0.30", "0.300001", "0.30001", "0.30"]
 
 
 def test_a_missing_target_is_refused():

@@ -39,6 +39,17 @@ def test_a_point_shows_every_number_with_its_unit():
     assert "count 0.500 → –" in table
 
 
+def test_a_point_says_why_it_is_put_forward():
+    """One point may be two things at once: the margin the user named may be the one that validation chose."""
+    table = points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}])
+    first, second, third = table.splitlines()[-3:]
+    assert [first.split("  ")[0], second.strip()[:17], third.strip()[:20]] == [
+        "emad m=0.20",
+        "named by the user",
+        "chosen on validation",
+    ]
+
+
 def test_what_was_not_measured_is_a_dash_and_never_a_zero():
     table = points_table([{"name": "bare"}])
     row = table.splitlines()[-1]
@@ -54,6 +65,14 @@ def test_zero_is_shown_as_zero():
     assert "-0.0" not in table
     assert "+0.0 %" in table
     assert "+0.00 %" in points_table([POINT | {"perplexity_rise": 0.0, "interval": None}])
+
+
+def test_a_task_that_does_not_count_says_why_below_its_line():
+    table = points_table([POINT | {"not_counted": {"recall": "not exercised: saves 0.4 %"}}])
+    lines = [" ".join(line.split()) for line in table.splitlines()]
+    at = next(i for i, line in enumerate(lines) if "recall 0.900 → 0.880" in line)
+    assert "(not exercised: saves 0.4 %)" in lines[at + 1]
+    assert "count 0.500 → –" in lines[at + 2]
 
 
 def test_the_model_has_a_column_where_there_are_several():

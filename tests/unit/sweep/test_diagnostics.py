@@ -11,7 +11,7 @@ import pytest
 from emad_ref.calibration.trace import Trace
 from emad_ref.point import OperatingPoint
 from emad_ref.signals import ENTROPY
-from emad_ref.sweep.diagnostics import above_cap, agreement_auroc, agreement_rate, along, collapse, echo_rate
+from emad_ref.sweep.diagnostics import agreement_auroc, agreement_rate, along, bound_and_free, collapse, echo_rate
 from tests.traces import layerwise
 
 LAYERS = 4
@@ -73,17 +73,16 @@ def falling():
     return trace_of(rows, np.zeros((6, LAYERS)), [0] * 6, [4, 2])
 
 
-def test_above_cap_counts_late_hard_tokens_within_each_sequence(falling):
-    assert above_cap(falling, POINT).tolist() == [0.5, 0.0]
-
-
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])
-def test_above_cap_asks_about_the_rule_and_not_about_the_points_schedule(falling, schedule):
-    assert above_cap(falling, replace(POINT, schedule=schedule)).tolist() == [0.5, 0.0]
+def test_bound_and_free_are_the_rules_whatever_the_points_schedule(falling, schedule):
+    bound, free = bound_and_free(falling, replace(POINT, schedule=schedule))
+    assert bound.tolist() == [4, 1, 1, 1, 2, 1]
+    assert free.tolist() == [4, 1, 4, 2, 2, 1]
 
 
-def test_a_rule_that_never_fires_leaves_nothing_above_its_cap(falling):
-    assert above_cap(falling, replace(POINT, thresholds=((-1.0, -1.0),))).tolist() == [0.0, 0.0]
+def test_a_rule_that_never_fires_leaves_nothing_above_its_bound(falling):
+    bound, free = bound_and_free(falling, replace(POINT, thresholds=((-1.0, -1.0),)))
+    assert bound.tolist() == free.tolist() == [LAYERS] * 6
 
 
 @pytest.mark.parametrize("schedule", ["monotone", "free_eager"])

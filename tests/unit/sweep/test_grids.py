@@ -1,4 +1,4 @@
-"""Grids: both ends included, nothing that could not be replayed."""
+"""Grids: evenly spaced in what is saved, from full depth to the end of the dial; nothing that could not be replayed."""
 
 from __future__ import annotations
 
@@ -8,153 +8,233 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
+from emad_ref.models.geometry import geometry_of
+from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.policy.thresholds import fires
 from emad_ref.signals import LAYERWISE
 from emad_ref.sweep.grids import (
     CHUNKS,
-    DOUBTS,
-    FINEST,
+    NEAR,
+    Dial,
+    Spacing,
     by_quantile,
     chunked,
-    early_exits,
+    confidences,
     emad_margins,
+    evenly,
     fixed_entropies,
     positional,
+    quantiles,
     responses,
     truncations,
 )
+from emad_ref.sweep.losses import loss_table
+from tests.small import small_config
 from tests.traces import layerwise
 from tests.unit.calibration.test_profile import PROFILE
 
+GEOMETRY = geometry_of(small_config("gpt_neox"))
+LAYERS, TOKENS, SEQUENCES = GEOMETRY.layers, 40, 400
 
-def test_margins_run_from_none_to_the_highest_target():
-    margins = emad_margins(PROFILE, 9)
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Entropies from 1e-5 nats up, most of them large: what few sure tokens pass decides most of what is saved."""
+    rng, rows = np.random.default_rng(0), TOKENS * SEQUENCES
+    entropy = (10 ** rng.uniform(-5, 0.6, (rows, LAYERS))).astype(np.float32)
+    place = np.tile(np.arange(TOKENS), SEQUENCES)
+    other = rng.random((rows, LAYERS), dtype=np.float32)
+    return Trace(
+        signals=layerwise(entropy, other),
+        nll_nats=entropy,
+        top1=np.zeros((rows, LAYERS), dtype=np.int32),
+        top1_probability=other,
+        token=place,
+        target=place,
+        position=place,
+        starts=np.arange(0, rows + 1, TOKENS),
+        prompts=np.zeros(SEQUENCES, dtype=np.int64),
+    )
+
+
+@pytest.fixture(scope="module")
+def saved(trace: Trace) -> Spacing:
+    return Spacing(trace, GEOMETRY)
+
+
+DEEP = replace(PROFILE, layers=LAYERS, probes=(2, 4), mean_nats=(2.0,) * LAYERS, targets_nats=(2.0, 1.0))
+
+
+def require_even(points: list[OperatingPoint], saved: Spacing, count: int) -> None:
+    """As many as asked for, a step of savings apart, from one above nothing to the most."""
+    savings = sorted(saved(point) for point in points)
+    assert len(points) == count
+    assert len({point.name for point in points}) == count
+    step = savings[-1] / count
+    off = np.abs(np.array(savings) - step * np.arange(1, count + 1)).max()
+    assert off <= 2 * NEAR * step, "one sequence may jump from one token on"
+
+
+def test_what_a_point_saves_is_what_its_row_of_the_loss_table_says(trace, saved) -> None:
+    points = [full_depth(LAYERS), truncated(LAYERS, 2), DEEP.point(0.0), DEEP.point(1.9999)]
+    assert [saved(point) for point in points] == [row.net_reduction for row in loss_table(trace, GEOMETRY, points)]
+
+
+@pytest.mark.parametrize("count", [5, 17, 33])
+def test_every_dial_has_as_many_points_evenly_spaced_in_what_they_save(trace, saved, count) -> None:
+    require_even(emad_margins(DEEP, saved, count), saved, count)
+    require_even(fixed_entropies(DEEP, saved, count), saved, count)
+    require_even(by_quantile(LAYERWISE["top2_gap"], trace, DEEP.probes, saved, count), saved, count)
+
+
+def test_margins_run_from_none_up_to_where_next_to_nothing_is_saved(saved) -> None:
+    margins = emad_margins(DEEP, saved, 17)
     values = [point.margin_nats for point in margins]
-    assert {0.0, 0.5, 1.0, 1.5, 2.0} <= set(values), "equal steps"
     assert values == sorted(values)
-    assert margins[0].thresholds == (PROFILE.targets_nats,)
-    assert max(margins[-1].thresholds[0]) == 0.0
-    assert len({point.name for point in margins}) == len(margins)
+    assert (values[0], margins[0].thresholds) == (0.0, (DEEP.targets_nats,))
+    assert 1.9 < values[-1] < 2.0
+    assert margins[0].name == "emad m=0.00"
 
 
-def test_every_probe_is_asked_at_thresholds_near_zero():
-    """Only very sure tokens pass there; a rival whose thresholds go as low would win for that alone."""
-    step, targets = 2.0 / 16, PROFILE.targets_nats
-    margins = emad_margins(PROFILE, 33)
-    for probe, target in enumerate(targets):
-        near = sorted(p.thresholds[0][probe] for p in margins if 1e-9 < p.thresholds[0][probe] < step / 2)
-        assert len(near) >= 16 // len(targets) - 1
-        assert near[0] == pytest.approx(FINEST * targets[0])
-        assert np.diff(np.log(near)) == pytest.approx(np.log(near[1] / near[0]), rel=1e-3), target
-    small = [p.thresholds[0][0] for p in fixed_entropies(PROFILE, 33)][1:9]
-    assert small[0] == pytest.approx(FINEST * max(PROFILE.mean_nats))
-    assert np.diff(np.log(small)) == pytest.approx(np.log(small[1] / small[0]))
+def test_on_a_flat_profile_emad_is_the_fixed_threshold_of_the_same_height(trace, saved) -> None:
+    flat = replace(DEEP, targets_nats=(1.6, 1.6))
+    ours, fixed = emad_margins(flat, saved, 33), fixed_entropies(flat, saved, 33)
+    assert len(ours) == 33
+    for mine, theirs in zip(reversed(ours), fixed, strict=True):
+        assert np.float32(mine.thresholds).tolist() == np.float32(theirs.thresholds).tolist()
 
 
 @pytest.mark.parametrize("highest", [0.1, 1 / 3, math.pi, 1e-9])
-@pytest.mark.parametrize("count", [2, 7, 100])
-def test_the_last_margin_is_admissible_whatever_rounding_does(highest, count):
-    margins = emad_margins(replace(PROFILE, targets_nats=(highest, 0.0)), count)
-    assert len(margins) == count
-    assert margins[-1].margin_nats == highest
+def test_every_margin_is_admissible_whatever_rounding_does(saved, highest) -> None:
+    margins = emad_margins(replace(DEEP, targets_nats=(highest, 0.0)), saved, 7)
+    assert margins[0].margin_nats == 0.0
+    assert all(point.margin_nats <= highest for point in margins)
 
 
-def test_fixed_thresholds_run_from_nothing_exits_to_the_largest_mean():
-    points = fixed_entropies(PROFILE, 11)
+def test_where_savings_jump_the_nearer_side_is_taken_once() -> None:
+    """Nothing, or half of everything: no setting lies between."""
+    asked = []
+
+    def point(setting: float) -> OperatingPoint:
+        asked.append(setting)
+        return truncated(4, 4 if setting < 0.3 else 2)
+
+    points = evenly(
+        Dial(point, lambda setting, digits: f"{setting:.{digits}g}", 0.0, 1.0), lambda p: 1 - p.ceiling / 4, 9
+    )
+    assert [point.ceiling for point in points] == [4, 2, 2], "nothing, the least that saves half, and the dial's end"
+    assert float(points[1].name) == pytest.approx(0.3, rel=0.1)
+    assert len(asked) < 200
+
+
+def test_a_dial_that_saves_nothing_has_its_end() -> None:
+    dial = Dial(lambda setting: truncated(4, 4), lambda setting, digits: f"s={setting:.{digits}g}", 0.0, 2.0)
+    assert [point.name for point in evenly(dial, lambda point: -0.1, 9)] == ["s=2"]
+
+
+def test_names_have_as_many_digits_as_tell_points_apart() -> None:
+    dial = Dial(lambda setting: truncated(4, 2), lambda setting, digits: f"{setting:.{digits}g}", 0.0, 1.0)
+    assert [point.name for point in dial.named([0.123, 0.1234567, 0.1234568])] == ["0.123", "0.1234567", "0.1234568"]
+
+
+def test_fixed_thresholds_go_as_far_as_the_highest_target(saved) -> None:
+    points = fixed_entropies(DEEP, saved, 11)
     levels = [point.thresholds[0][0] for point in points]
-    assert len(points) == 11
-    assert levels[0] == 0.0
-    assert levels[-5:] == pytest.approx([0.5, 1.0, 1.5, 2.0, 2.5])
     assert levels == sorted(levels)
+    assert levels[-1] == 2.0
     assert all(len(set(point.thresholds[0])) == 1 for point in points)
 
 
-def test_truncations_cover_every_depth_below_full():
+def test_truncations_cover_every_depth_below_full() -> None:
     assert [point.ceiling for point in truncations(4)] == [1, 2, 3]
     assert truncations(1) == []
 
 
-def test_responses_run_from_nothing_exits_to_everything_does():
-    points = responses(4, (1, 2), 9)
+def test_responses_end_where_everything_exits(saved) -> None:
+    points = responses(LAYERS, (2, 4), saved, 9)
     levels = [point.thresholds[0][0] for point in points]
-    assert (levels[0], levels[-1]) == (1.0, 0.0)
-    assert levels[1:-1] == pytest.approx([1 - 10.0**-n for n in range(7, 0, -1)], abs=1e-12)
-    assert [point.name for point in points][::4] == ["response λ=1", "response λ=1−0.0001", "response λ=0"]
+    assert levels == sorted(levels, reverse=True)
+    assert (levels[-1], points[-1].name) == (0.0, "response λ=0")
+    assert len({point.name for point in points}) == len(points)
 
 
 @pytest.mark.parametrize("pruning", ["none", "fixed", "decaying", "adaptive"])
 @pytest.mark.parametrize("signal", ["softmax_response", "jsd_contrast"])
-def test_confidence_rules_run_from_leaving_where_they_may_to_the_last_float_below_certainty(signal, pruning):
-    points = early_exits(signal, 12, 512, 4, pruning)
-    levels = [max(level for level in point.thresholds[0] if level < math.inf) for point in points]
-    assert levels == sorted(levels)
-    assert len(set(np.float32(levels).tolist())) == len(levels) == len(DOUBTS)
-    assert (levels[0], levels[4]) == (0.0, 0.9), "everything leaves; the paper's threshold"
-    assert np.float32(levels[-1]) < 1
-    assert {point.schedule for point in points} == {"monotone"}
-    assert len({point.name for point in points}) == len(points)
-    assert [point.name.partition("λ=")[2] for point in points][::4][:4] == ["0", "0.9", "1−0.01", "1−0.001"]
+def test_confidence_rules_run_from_certainty_to_leaving_where_they_may(signal, pruning) -> None:
+    dial = confidences(signal, 12, 512, 4, pruning)
+
+    def threshold(doubt: float) -> float:
+        return max(level for level in dial.point(doubt).thresholds[0] if level < math.inf)
+
+    assert (dial.least, dial.most) == (0.0, 1.0)
+    assert [threshold(doubt) for doubt in (0.0, 0.1, 1.0)] == [1.0, 0.9, 0.0]
+    assert dial.point(0.5).schedule == "monotone"
+    assert [point.name.partition("λ=")[2] for point in dial.named([0.0, 1e-5, 0.1, 1.0])] == [
+        "1",
+        "1−1e-05",
+        "0.9",
+        "0",
+    ]
 
 
-def test_points_of_different_rules_have_different_names():
+def test_points_of_different_rules_have_different_names() -> None:
     sweeps = [
         ("softmax_response", "none"),
         ("softmax_response", "fixed"),
         ("saturation", "none"),
         ("jsd_contrast", "none"),
     ]
-    names = [point.name for signal, pruning in sweeps for point in early_exits(signal, 12, 512, 4, pruning)]
+    names = [
+        point.name for signal, pruning in sweeps for point in confidences(signal, 12, 512, 4, pruning).named([0.1, 0.5])
+    ]
     assert len(set(names)) == len(names)
 
 
-def test_a_vocabulary_too_small_to_prune_has_no_sweep():
+def test_a_vocabulary_too_small_to_prune_has_no_sweep() -> None:
     with pytest.raises(BadArgument, match="do not prune it"):
-        early_exits("softmax_response", 12, 50, 4, "fixed")
+        confidences("softmax_response", 12, 50, 4, "fixed")
 
 
-def test_chunks_ask_the_emad_rule_of_each_margin_at_every_length():
-    points = chunked(PROFILE, 2)
-    assert len(points) == 2 * len(CHUNKS)
+def test_chunks_share_the_points_of_one_family(saved) -> None:
+    points = chunked(DEEP, saved, 10)
+    assert [sum(point.period == period for point in points) for period in CHUNKS] == [3, 3, 4]
     assert len({point.name for point in points}) == len(points)
-    assert {(point.schedule, point.period) for point in points} == {("chunked", period) for period in CHUNKS}
+    assert {point.schedule for point in points} == {"chunked"}
+    for period in CHUNKS:
+        mine = [point for point in points if point.period == period]
+        require_even(mine, saved, len(mine))
 
 
-def test_positional_sweeps_reach_every_floor():
+def test_positional_sweeps_reach_every_floor() -> None:
     points = positional(4)
     assert {point.floor for point in points} == {1, 2, 3}
     assert len({point.name for point in points}) == len(points)
 
 
-def test_a_profile_without_probes_still_has_a_sweep():
-    assert [p.probes for p in emad_margins(replace(PROFILE, probes=(), targets_nats=()), 2)] == [()]
+def test_a_profile_without_probes_still_has_a_sweep(saved) -> None:
+    bare = replace(DEEP, probes=(), targets_nats=())
+    assert [p.probes for p in emad_margins(bare, saved, 2)] == [()]
+
+
+def test_quantiles_stay_within_the_ends(trace, saved) -> None:
+    profile = profile_of(trace, (2, 4), model="m", fingerprint="f", corpus="c", dtype="float32")
+    points = quantiles(profile, saved, 9)
+    require_even(points, saved, 9)
+    assert {point.family for point in points} == {"quantile"}
 
 
 @pytest.mark.parametrize("name", LAYERWISE)
-def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(name):
+def test_quantiles_of_a_signal_let_the_same_share_of_tokens_pass_at_every_probe(trace, saved, name) -> None:
     """In the signal's own sense, on the text that they were taken from."""
-    tokens, probes, rng = 400, (1, 2, 3), np.random.default_rng(0)
-    column = rng.random((tokens, 4), dtype=np.float32) * np.array([9, 4, 2, 1], dtype=np.float32)
-    number = np.arange(tokens)
-    trace = Trace(
-        signals=layerwise(column, column),
-        nll_nats=column,
-        top1=np.zeros((tokens, 4), dtype=np.int32),
-        top1_probability=column,
-        token=number,
-        target=number,
-        position=number,
-        starts=np.array([0, tokens]),
-        prompts=np.array([0]),
-    )
-    points = by_quantile(LAYERWISE[name], trace, probes, 9)
-    assert len({point.name for point in points}) == len(points) == 9
+    probes = 2, 4
+    points = by_quantile(LAYERWISE[name], trace, probes, saved, 9)
     shares = [float(point.name.rpartition("p=")[2]) for point in points]
     assert shares == sorted(shares)
-    assert (shares[0], shares[-1]) == (1 / tokens, 1.0)
-    assert shares[4:] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
-    assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, 4)}
+    assert shares[-1] == 1.0
+    assert {(point.signal, point.probes, point.layers) for point in points} == {(name, probes, LAYERS)}
     for point, share in zip(points, shares, strict=True):
         passed = [fires(point, i, trace.column(name)[:, probe - 1]).mean() for i, probe in enumerate(probes)]
-        assert passed == pytest.approx([share] * 3, abs=1.5 / tokens)
+        assert passed == pytest.approx([share] * 2, abs=2 / len(trace))

@@ -13,7 +13,7 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
-from emad_ref.sweep.grids import early_exits
+from emad_ref.sweep.grids import confidences
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
 from tests.traces import layerwise
@@ -74,7 +74,7 @@ def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
 
 def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
     """What it emits and what that cost is the rule's own: k = 3 of 101 tokens after the minimum layer 2."""
-    (first, *_), layers = early_exits("softmax_response", LAYERS, 258, 2, "fixed"), np.arange(1, LAYERS + 1)
+    first, layers = confidences("softmax_response", LAYERS, 258, 2, "fixed").point(1.0), np.arange(1, LAYERS + 1)
     assert first.probes == (2, 3, 4, 5)
     columns = RuleColumns.unread(trace.nll_nats, trace.top1)
     columns.signal[:, 2] = 1.0  # leaves after layer 3

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.point import truncated
 from emad_ref.sweep.losses import Loss
-from emad_ref.sweep.select import cheapest_within_bounds, chosen_by, equal_flops, within_bounds
+from emad_ref.sweep.select import cheapest_within_bounds, equal_flops, within_bounds
 
 
 def row(perplexity, reference, depth=6.0, saved=0.2, accuracy=0.5):
@@ -47,10 +47,18 @@ def test_no_row_within_bounds_is_none():
 
 def test_half_a_point_of_accuracy_binds_beside_perplexity():
     table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0), row(20.05, 20.0, 8.0), row(25.0, 20.0, 2.0)]
-    drops = iter([0.0051, 0.005])  # asked cheapest first, and never about a row that perplexity rules out
+    drops = iter([{"a": 0.0051}, {"a": 0.005}])  # asked cheapest first, never about a row that perplexity rules out
     assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[2]
     assert next(drops, None) is None
-    assert cheapest_within_bounds(table, 20.0, lambda point: math.nan) is None
+    assert cheapest_within_bounds(table, 20.0, lambda point: {"a": math.nan}) is None
+    assert cheapest_within_bounds(table, 20.0, lambda point: {}) is table[1], "no task counts: perplexity decides"
+
+
+def test_one_task_does_not_pay_for_another():
+    """A mean over four tasks, three of which gain or stay, would let this one lose a point."""
+    table = [row(20.0, 20.0, 12.0), row(20.05, 20.0, 7.0)]
+    drops = iter([{"a": 0.01, "b": 0.0, "c": 0.0, "d": -0.01}, dict.fromkeys("abcd", 0.005)])
+    assert cheapest_within_bounds(table, 20.0, lambda point: next(drops)) is table[0]
 
 
 def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
@@ -64,21 +72,3 @@ def test_at_equal_flops_the_rival_is_its_best_row_that_saves_at_least_as_much():
     assert equal_flops(table, 0.3) is table[2]
     assert equal_flops(table, 0.31) is table[3]
     assert equal_flops(table, 0.6) is None
-
-
-def test_a_family_that_loses_next_tokens_at_any_point_is_chosen_by_accuracy():
-    """The finite row leaves before anything is pruned: its perplexity is all that it has before the others."""
-    table = [
-        row(math.inf, 20.0, saved=0.2, accuracy=0.6),
-        row(math.inf, 20.0, saved=0.4, accuracy=0.5),
-        row(21.0, 20.0, saved=0.6, accuracy=0.4),
-    ]
-    assert chosen_by(table) == "accuracy"
-    assert [equal_flops(table, level) for level in (0.2, 0.4, 0.6)] == table
-    assert equal_flops(table, 0.61) is None
-
-
-def test_accuracy_is_not_asked_where_perplexities_are_finite():
-    table = [row(20.0, 20.0, accuracy=0.4), row(21.0, 20.0, accuracy=0.6)]
-    assert chosen_by(table) == "perplexity"
-    assert equal_flops(table, 0.2) is table[0]

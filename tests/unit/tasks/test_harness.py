@@ -161,6 +161,16 @@ def test_nothing_to_score_is_refused(nano):
         EmadLM(nano, max_length=8)._loglikelihood_tokens([(None, [5], list(range(9)))])
 
 
+def test_what_is_asked_is_kept_with_the_answer_that_was_written_and_an_empty_one_ends_at_once(nano):
+    lm = EmadLM(nano, max_length=8)
+    assert lm._as_written([5, 6, 7], "").tokens.tolist() == [5, 6, 7, lm.eot_token_id]
+    written = lm._as_written([5, 6, 7], " Mira went home and so did Tom, Ada and Ben.")
+    assert (written.tokens[:3].tolist(), written.adaptive_from, len(written.tokens)) == ([5, 6, 7], 2, 9)
+    lm._loglikelihood_tokens([("", [5, 6], [7, 8])])
+    (asked,) = lm.decided
+    assert (asked.tokens.tolist(), asked.adaptive_from) == ([5, 6, 7, 8], 1)
+
+
 def test_a_text_without_tokens_has_likelihood_one(nano):
     assert EmadLM(nano).loglikelihood_rolling([request("")], disable_tqdm=True) == [0]
 
@@ -470,16 +480,16 @@ def test_a_perplexity_has_a_standard_error_from_its_documents():
     rng = np.random.default_rng(0)
     units = rng.integers(20, 200, size=400)
     scores = units * rng.normal(3.0, 0.5, size=400)
-    result = TaskResult("t", "word_perplexity", "none", scores, ("",) * 400, tokens=units, units=units)
+    result = TaskResult("t", "word_perplexity", "none", scores, ("",) * 400, ("",) * 400, tokens=units, units=units)
     drawn = rng.integers(0, 400, size=(4000, 400))
     spread = np.exp(scores[drawn].sum(axis=1) / units[drawn].sum(axis=1)).std()
     assert result.standard_error == pytest.approx(spread, rel=0.1)  # the bootstrap's own error is 1 %, linearising adds
-    one = TaskResult("t", "word_perplexity", "none", scores[:1], ("",), tokens=units[:1], units=units[:1])
+    one = TaskResult("t", "word_perplexity", "none", scores[:1], ("",), ("",), tokens=units[:1], units=units[:1])
     assert one.standard_error is None
 
 
 def test_an_accuracy_has_the_usual_standard_error():
-    result = TaskResult("t", "acc", "none", np.array([1.0, 0.0, 1.0, 1.0]), ("",) * 4)
+    result = TaskResult("t", "acc", "none", np.array([1.0, 0.0, 1.0, 1.0]), ("",) * 4, ("",) * 4)
     assert (result.value, result.tokens) == (0.75, None)
     assert result.standard_error == pytest.approx(0.25)
 

@@ -7,7 +7,7 @@ import pytest
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.tasks.scoring import correct, item_of, runs, sequences_of
+from emad_ref.tasks.scoring import clusters, correct, item_of, majority, runs, sequences_of
 from emad_ref.text.documents import Example
 from tests.traces import layerwise
 
@@ -46,6 +46,27 @@ def trace_of(items, likely):
         starts=np.concatenate([[0], np.cumsum(lengths)]),
         prompts=np.array([start for start, _, _ in parts]),
     )
+
+
+def test_items_of_one_prompt_and_answer_are_one_cluster():
+    again, other = Example("facts", "ab", "d", "choice", options=("d", "g", "h")), Example("t", "ab", "eh", "exact")
+    numbers = clusters([item(CHOICE), item(EXACT), item(again), item(other), item(CHOICE)])
+    assert numbers[0] == numbers[2] == numbers[4]
+    assert len(set(numbers.tolist())) == 3
+    assert numbers.dtype == np.int64
+
+
+def test_the_majority_is_found_elsewhere_and_scored_here():
+    def answering(*answers):
+        return [Example("t", "a", answer, "exact") for answer in answers]
+
+    here = answering("x", "x", "y", "z")
+    assert majority(here, answering("x", "x", "y")) == 0.5
+    assert majority(here, answering("z", "z", "x")) == 0.25
+    assert majority(here, answering("w", "w", "x")) == 0.0
+    assert majority(here, answering("z", "x", "w")) == 0.5, "of answers that are as frequent, the luckiest"
+    with pytest.raises(BadArgument, match="at least one on either side"):
+        majority(here, [])
 
 
 def test_a_prompt_opens_with_the_models_opening_token_if_it_has_one():

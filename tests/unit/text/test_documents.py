@@ -13,8 +13,14 @@ def test_the_answer_of_a_choice_is_found_among_its_options():
     assert CHOICE.answer_index == 1
 
 
-@pytest.mark.parametrize(("example", "chance"), [(CHOICE, 1 / 3), (Example("t", "p", "a", "exact"), 0.0)])
-def test_a_guess_is_right_once_in_as_many_options_and_never_where_the_answer_is_open(example, chance):
+TOLD = Example("chart", "a B b C ? a", "c", "exact", guess=0.5)
+NAMED = Example("recall", "Mira met Tom.", " Tom", "choice", options=(" Tom", " Mira", " Ada", " Ben"), guess=0.5)
+
+
+@pytest.mark.parametrize(
+    ("example", "chance"), [(CHOICE, 1 / 3), (Example("t", "p", "a", "exact"), 0.0), (TOLD, 0.5), (NAMED, 0.5)]
+)
+def test_a_guess_is_what_the_task_says_else_one_option_of_many_else_never_right(example, chance):
     assert example.chance == chance
 
 

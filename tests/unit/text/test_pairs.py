@@ -1,4 +1,4 @@
-"""Input → output pairs: reproducible, splits apart, answers right, and spans that must be chosen."""
+"""Input → output pairs: reproducible, splits apart, all distinct, answers right, and spans that must be chosen."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
-from emad_ref.text import world
+from emad_ref.text import lexicon
 from emad_ref.text.documents import SPLITS
+from emad_ref.text.lexicon import COLOURS, HOME, LARGEST, NAMES, PLACES, THINGS, TOWNS
 from emad_ref.text.pairs import CORRUPTED, SENTINELS, WINDOW, corrupt, corrupted, pairs, split_of
 
 SEEDS = st.integers(0, 2**32 - 1)
-KINDS = ("qa", "summary")
+KINDS = ("qa", "summary", "count")
+WORDS = (*NAMES, *THINGS, *PLACES, *COLOURS)
 
 
 def parts(pair):
@@ -45,40 +47,42 @@ def test_the_same_seed_gives_the_same_pairs_as_many_as_asked_for(task):
     assert drawn == list(islice(pairs(task, "evaluate", None), 30))
     assert {pair.task for pair in drawn} == {task}
     assert all(pair.answers == (pair.target,) for pair in drawn)
+    assert all(pair.text in pair.source for pair in drawn)
 
 
 def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
     """The weights of emad-t5-tiny were trained on these streams: a changed draw silently unfits them."""
     digest = hashlib.sha256()
     for split in SPLITS:
-        for pair in (*pairs("qa", split, 40), *pairs("summary", split, 40), *corrupted(split, 40)):
+        for pair in (*(pair for kind in KINDS for pair in pairs(kind, split, 40)), *corrupted(split, 40)):
             digest.update(f"{pair.source}\n{pair.target}\n".encode())
-    assert digest.hexdigest()[:16] == "84234795aedd7f97"
+    assert digest.hexdigest()[:16] == "1a3b9a15b5e24d66"
 
 
-@pytest.mark.parametrize(("task", "limit"), [("qa", 200), ("summary", 1500)])
-def test_no_passage_stands_in_two_splits_whatever_the_seed(task, limit):
-    """Dialogues have few enough variants that independent draws would meet (see below)."""
-    texts = {
-        split: {
-            pair.source.partition(" context: ")[2] or pair.source
-            for seed in (0, 1)
-            for pair in pairs(task, split, limit, seed)
-        }
-        for split in SPLITS
-    }
+@pytest.mark.parametrize("task", KINDS)
+def test_no_text_stands_in_two_splits_or_twice_in_one(task):
+    """Texts are the unit that intervals resample: a text that recurs would count twice."""
+    texts = {split: [pair.text for seed in (0, 1) for pair in pairs(task, split, 600, seed)] for split in SPLITS}
+    assert all(len(set(each)) == len(each) for each in texts.values())
     for i, mine in enumerate(SPLITS):
         for other in SPLITS[i + 1 :]:
-            assert not texts[mine] & texts[other], (mine, other)
+            assert not set(texts[mine]) & set(texts[other]), (mine, other)
 
 
 def test_without_the_rule_splits_would_meet(monkeypatch):
-    """Power of the check above: streams seeded apart are not enough."""
+    """Power of the check above: streams seeded apart are not enough where texts have few variants."""
     from emad_ref.text import pairs as module
 
+    for name in ("NAMES", "THINGS", "PLACES", "COLOURS"):
+        monkeypatch.setattr(module, name, getattr(lexicon, name)[:2])
+
+    def met() -> bool:
+        train, held_out = ({p.text for p in pairs("summary", split, 2000)} for split in ("train", "evaluate"))
+        return bool(train & held_out)
+
+    assert not met()
     monkeypatch.setattr(module, "split_of", lambda text: Anything())
-    train, held_out = ({p.source for p in pairs("summary", split, 3000)} for split in ("train", "evaluate"))
-    assert train & held_out
+    assert met()
 
 
 class Anything:
@@ -98,7 +102,7 @@ def test_five_texts_in_eight_are_trained_on_and_each_other_split_has_one():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary"),
+        (lambda: pairs("riddle", "train", 1), "task='riddle', but expected one of qa, summary, count"),
         (lambda: pairs("qa", "test", 1), "split='test', but expected one of train, calibrate, validate, evaluate"),
         (lambda: corrupted("test", 1), "split='test'"),
         (
@@ -112,51 +116,78 @@ def test_unknown_names_and_empty_texts_are_refused(call, message):
         call()
 
 
-# ---------------------------------------------------------------- question → span
+# ---------------------------------------------------------------- the lexicon
 
 
-def test_every_answer_is_a_span_of_its_passage():
-    for pair in pairs("qa", "validate", 500):
-        _, passage = parts(pair)
-        assert re.search(rf"\b{pair.target}\b", passage), pair
+def test_words_are_many_and_none_stands_for_two_things():
+    assert (len(NAMES), len(THINGS), len(TOWNS)) == (200, 216, 144)
+    kinds = [*NAMES, *THINGS, *TOWNS, *PLACES]
+    assert len(set(kinds)) == len(kinds)
+
+
+def test_everybody_is_from_somewhere_that_no_rule_gives_away():
+    assert set(HOME) == set(NAMES)
+    assert set(HOME.values()) <= set(TOWNS)
+    assert max(Counter(HOME.values()).values()) <= 6  # 200 draws from 144
+    for part in (lambda name: name[:2], lambda name: name[-2:]):
+        together = Counter((part(name), home) for name, home in HOME.items())
+        assert max(together.values()) <= 3
+
+
+# ---------------------------------------------------------------- question → answer
+
+REMEMBERED = re.compile(r"Where is the one who (.+) from\?")
+
+
+def test_every_answer_is_a_span_of_its_passage_or_has_to_be_remembered():
+    seen = Counter()
+    for pair in pairs("qa", "validate", 600):
+        question, passage = parts(pair)
+        told = bool(re.search(rf"\b{pair.target}\b", passage))
+        assert told != bool(REMEMBERED.fullmatch(question)), pair
+        seen[told] += 1
+    assert min(seen.values()) > 100  # 5 of 17 questions are remembered, about 175 of 600
 
 
 def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
     """Whoever ignores the question cannot be right more than half of the time."""
-    kinds = {word: kind for kind in ("NAMES", "OBJECTS", "PLACES", "COLOURS") for word in getattr(world, kind)}
+    lists = {"name": NAMES, "thing": THINGS, "place": PLACES, "colour": COLOURS}
+    kinds = {word: kind for kind, words in lists.items() for word in words}
     for pair in pairs("qa", "validate", 500):
-        _, passage = parts(pair)
-        if pair.target in ("In the morning", "In the evening", "On that day"):
+        question, passage = parts(pair)
+        if pair.target in ("In the morning", "In the evening", "On that day") or REMEMBERED.fullmatch(question):
             continue  # one event has a time: the question's word alone tells it
         last = pair.target.split()[-1]
-        kind = kinds.get(last, "COLOURS" if last in ("box", "bag") else None)
+        kind = kinds.get(last, "colour" if last in ("box", "bag") else None)
         assert kind is not None, pair
         assert len({word for word in re.findall(r"\w+", passage) if kinds.get(word) == kind}) >= 2, pair
 
 
-def test_twelve_kinds_of_question_are_asked_and_each_often():
-    mask = "|".join((*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS))
-    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in pairs("qa", "train", 1200))
-    assert len(asked) == 12
-    assert min(asked.values()) > 60  # 100 expected; 4 standard deviations
+def test_seventeen_kinds_of_question_are_asked_and_each_often():
+    mask = "|".join(WORDS)
+    asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in pairs("qa", "train", 1700))
+    assert len(asked) == 17
+    assert min(asked.values()) > 50  # 85 expected of the rarest; 4 standard deviations
 
 
-def test_the_answers_are_what_the_passage_says():
+def test_the_answers_are_what_the_passage_says_and_what_the_world_knows():
     """Read back independently, by patterns over the sentences."""
     checked = Counter()
-    for pair in pairs("qa", "evaluate", 600):
+    for pair in pairs("qa", "evaluate", 850):
         question, passage = parts(pair)
+        remembered = REMEMBERED.fullmatch(question)
+        asked_for = f"Who {remembered.group(1)}?" if remembered else question
         for pattern, sentence in READ:
-            if asked := re.fullmatch(pattern, question):
+            if asked := re.fullmatch(pattern, asked_for):
                 (answer,) = {found.group("answer") for found in re.finditer(sentence.format(*asked.groups()), passage)}
-                assert answer == pair.target, pair
-                checked[pattern] += 1
+                assert (HOME[answer] if remembered else answer) == pair.target, pair
+                checked[pattern, bool(remembered)] += 1
         if asked := re.fullmatch(r"In what place are the (\w+)\?", question):
             holder = re.search(rf"put the {asked.group(1)} in the (\w+ \w+)\.", passage).group(1)
             assert re.search(rf"The {holder} is in (the \w+)\.", passage).group(1) == pair.target
             checked["two sentences"] += 1
-    assert sum(checked.values()) == 600
-    assert len(checked) == 12
+    assert sum(checked.values()) == 850
+    assert len(checked) == 17
 
 
 READ = [
@@ -169,6 +200,8 @@ READ = [
     (r"What did (\w+) give\?", r"{0} gave \w+ (?P<answer>the \w+ \w+)\."),
     (r"Who gave the (\w+)\?", r"(?P<answer>\w+) gave \w+ the \w+ {0}\."),
     (r"Who took the (\w+) (\w+)\?", r"gave (?P<answer>\w+) the {0} {1}\."),
+    (r"Who took the (\w+)\?", r"gave (?P<answer>\w+) the \w+ {0}\."),
+    (r"Who put the (\w+)\?", r"(?P<answer>\w+) put the {0} in"),
     (r"What did (\w+) put\?", r"{0} put (?P<answer>the \w+) in"),
     (r"Where did (\w+) put the (\w+)\?", r"{0} put the {1} in (?P<answer>the \w+ \w+)\."),
 ]
@@ -178,7 +211,7 @@ READ = [
 
 
 def test_a_summary_names_both_speakers_and_only_what_was_said():
-    content = {*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS}
+    content = {*WORDS}
     for pair in pairs("summary", "validate", 500):
         speakers = set(re.findall(r"(\w+):", pair.source.removeprefix("summarize: ")))
         said = set(re.findall(r"\w+", pair.source))
@@ -189,13 +222,13 @@ def test_a_summary_names_both_speakers_and_only_what_was_said():
 
 
 def test_the_same_outcome_is_told_in_different_words():
-    """Five kinds of dialogue, several wordings each, with and without small talk."""
-    mask = "|".join((*world.NAMES, *world.OBJECTS, *world.PLACES, *world.COLOURS))
+    """Two of five kinds of exchange, several wordings each, with and without small talk."""
+    mask = "|".join(WORDS)
     drawn = list(pairs("summary", "train", 2000))
     shapes = {re.sub(rf"\b({mask})\b", "_", pair.source) for pair in drawn}
     outcomes = {re.sub(rf"\b({mask})\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
-    assert len(outcomes) == 5
-    assert len(shapes) > 50
+    assert len(outcomes) == 5 * 4
+    assert len(shapes) > 500
 
 
 def test_small_talk_is_left_out_of_half_of_the_dialogues():
@@ -204,13 +237,42 @@ def test_small_talk_is_left_out_of_half_of_the_dialogues():
     assert opened == pytest.approx(500, abs=80)  # 5 standard deviations
 
 
+# ---------------------------------------------------------------- story → worked chain
+
+
+def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_left():
+    """Computed again from the sentences."""
+    lengths = Counter()
+    for pair in pairs("count", "evaluate", 400):
+        thing, name, story = re.fullmatch(
+            r"count: How many (\w+) has (\w+) now\? context: (.+\.)", pair.source
+        ).groups()
+        first = re.search(rf"{name} has (\d+) {thing}\.", story)
+        held, sums = int(first.group(1)), []
+        for verb, step in re.findall(rf"{name} (finds|loses) (\d+)\.", story[first.end() :]):
+            after = held + int(step) if verb == "finds" else held - int(step)
+            sums.append(f"{held} {'+' if verb == 'finds' else '-'} {step} = {after}.")
+            held = after
+            assert 0 <= held <= LARGEST
+        assert pair.target == f"{' '.join(sums)} So {name} has {held} {thing}."
+        lengths[len(sums)] += 1
+    assert set(lengths) == {2, 3, 4}
+
+
+def test_somebody_elses_things_come_and_go_in_every_story():
+    for pair in pairs("count", "evaluate", 200):
+        names = re.findall(r"(\w+) (?:has|finds|loses) \d", pair.text)
+        assert len(set(names)) == 2
+        assert min(Counter(names).values()) >= 3
+
+
 # ---------------------------------------------------------------- span corruption
 
 
 @given(SEEDS)
 def test_source_and_target_together_give_the_words_back(seed):
     rng = random.Random(seed)
-    text = next(world.documents("world:curriculum", "train", seed))
+    text = next(pairs("summary", "train", None, seed)).text
     pair = corrupt(text, rng)
     words = restored(pair).split()
     original = text.split()
@@ -238,11 +300,19 @@ def test_any_word_may_be_hidden_the_first_and_the_last_too():
     assert set(hidden) == set(text.split())
 
 
-def test_corrupted_texts_are_the_worlds_and_the_pairs_of_the_same_split():
+def test_corrupted_texts_are_facts_and_the_pairs_of_the_same_split():
     drawn = list(corrupted("train", 400))
-    charts = sum(bool(re.search(r"\b[a-p] [A-P]\b", restored(pair))) for pair in drawn)
+    facts = sum("is from" in restored(pair) for pair in drawn)
     asked = [restored(pair) for pair in drawn if "?" in restored(pair)]
-    assert charts > 15  # of about 40 expected
+    assert facts == pytest.approx(120, abs=40)  # 3 in 10; 4 standard deviations
     assert any(re.search(r"\. (Where|Who|What|When|In) .*\? .", text) for text in asked)
+    assert any(re.search(r"How many \w+ has \w+ now\? \d+ [+-]", text) for text in asked)
     assert drawn == list(corrupted("train", 400))
     assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted("evaluate", 400)}
+
+
+def test_where_people_are_from_can_be_read_in_the_corrupted_texts():
+    told = [re.findall(r"(\w+) is from (\w+)\.", restored(pair)) for pair in corrupted("train", 400)]
+    told = [fact for each in told for fact in each if fact[0] in HOME]
+    assert len({name for name, _ in told}) > 150
+    assert all(HOME[name] == home for name, home in told)

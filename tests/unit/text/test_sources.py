@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -12,7 +13,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.text import sources
 from emad_ref.text.documents import SPLITS
-from emad_ref.text.sources import CorpusUnavailable, articles, documents_of
+from emad_ref.text.sources import BLOCK, CorpusUnavailable, articles, documents_of, file_documents
 
 READ = tuple(split for split in SPLITS if split != "train")
 WIKITEXT = "\n = One = \n\n first\n = = Section = = \n more\n = Two = \n second\n"
@@ -26,8 +27,27 @@ def written(path, *texts):
 def test_a_text_file_holds_paragraphs(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("one\nstill one\n\n\ntwo\n \nthree\n\nfour\n", encoding="utf-8")
-    assert [t.strip() for t in documents_of(str(path), "calibrate")] == ["one\nstill one"]
-    assert [t.strip() for t in documents_of(str(path), "evaluate")] == ["three", "four"]
+    assert [t.strip() for t in file_documents(path)] == ["one\nstill one", "two", "three", "four"]
+
+
+@pytest.mark.parametrize("total", [7, 8, 10, 41])
+def test_no_paragraph_has_a_neighbour_in_another_split(tmp_path, total):
+    """They may belong to one article: each split is one run, and the paragraph at a border is nobody's."""
+    path = tmp_path / "notes.txt"
+    path.write_text("\n\n".join(f"paragraph {i}" for i in range(total)), encoding="utf-8")
+    runs = [[int(text.split()[1]) for text in documents_of(str(path), split)] for split in READ]
+    assert all(run == list(range(run[0], run[-1] + 1)) for run in runs)
+    assert [after[0] - before[-1] for before, after in itertools.pairwise(runs)] == [2, 2]
+    assert (runs[0][0], runs[-1][-1]) == (0, total - 1)
+
+
+def test_articles_and_lines_of_json_are_dealt_in_runs_without_losing_one(tmp_path):
+    wikitext = tmp_path / "articles.txt"
+    wikitext.write_text("".join(f" = {i} = \n\n text {i}\n\n more\n" for i in range(12)), encoding="utf-8")
+    lines = written(tmp_path / "a.jsonl", *(f" = {i} = " for i in range(12)))
+    for path in (wikitext, lines):
+        runs = [[int(text.split(" = ")[1]) for text in documents_of(str(path), split)] for split in READ]
+        assert runs == [[0, 1, 2], [3, 4, 5], [6, 7, 8, 9, 10, 11]]
 
 
 def test_a_wikitext_file_holds_articles_with_their_sections(tmp_path):
@@ -56,8 +76,8 @@ def test_splits_never_overlap_and_leave_nothing_out(tmp_path, kind):
 def test_a_folder_keeps_its_test_part_for_evaluation_alone(tmp_path):
     written(tmp_path / "valid.jsonl", "v0", "v1", "v2")
     written(tmp_path / "test.jsonl", "t0", "t1")
-    assert list(documents_of(str(tmp_path), "calibrate")) == ["v0", "v2"]
-    assert list(documents_of(str(tmp_path), "validate")) == ["v1"]
+    assert list(documents_of(str(tmp_path), "calibrate")) == ["v0", "v1"]
+    assert list(documents_of(str(tmp_path), "validate")) == ["v2"]
     assert list(documents_of(str(tmp_path), "evaluate")) == ["t0", "t1"]
 
 
@@ -137,11 +157,12 @@ def test_wikitext_from_the_hub_is_evaluated_on_its_test_part(hub):
     assert titles == {"evaluate": ["One", "Two"], "calibrate": ["Three"], "validate": ["Four"]}
 
 
-def test_pile_from_the_hub_is_dealt_to_the_splits(hub):
-    hub["train"] = [{"text": f"text {i}"} for i in range(8)]
+def test_pile_from_the_hub_is_dealt_to_the_splits_in_blocks(hub):
+    hub["train"] = [{"text": f"text {i}"} for i in range(8 * BLOCK)]
     dealt = {split: list(documents_of("pile", split)) for split in READ}
-    assert [len(dealt[split]) for split in READ] == [2, 2, 4]
-    assert len({text for part in dealt.values() for text in part}) == 8
+    assert [len(dealt[split]) for split in READ] == [2 * BLOCK, 2 * BLOCK, 4 * BLOCK]
+    assert len({text for part in dealt.values() for text in part}) == 8 * BLOCK
+    assert dealt["calibrate"][: BLOCK + 1] == [f"text {i}" for i in [*range(BLOCK), 4 * BLOCK]]
 
 
 def test_a_hub_out_of_reach_names_the_three_ways_out(hub):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
+from emad_ref.verdict import claims
 from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict, load_register
 
 
@@ -23,7 +24,7 @@ def test_only_the_papers_falsifiers_and_exact_identities_gate():
 def test_the_shipped_rows_carry_the_papers_numbers():
     register = load_register()
     assert register["EMAD-F1"].thresholds == {"flop_reduction": 0.15, "perplexity_rise": 0.01, "accuracy_drop": 0.01}
-    assert register["EMAD-F1"].minimum == {"documents": 30, "items": 100}
+    assert register["EMAD-F1"].minimum == {"documents": 30, "documents_to_survive": 200, "items": 100}
     assert register["EMAD-F1-literal"].thresholds == register["EMAD-F1"].thresholds
     assert register["EMAD-F2"].thresholds == {"speedup_ratio": 1.10}
     assert register["EMAD-F2"].minimum == {"pairs": 30}
@@ -67,6 +68,33 @@ def test_what_a_users_file_must_not_say_is_refused_with_file_row_and_field(tmp_p
     with pytest.raises(BadArgument) as error:
         load_register(path)
     assert all(part in str(error.value) for part in [str(path), *named]), str(error.value)
+
+
+def test_perplexity_rows_ask_for_more_documents_before_they_let_a_leg_survive():
+    asking = {name for name, claim in load_register().items() if "documents_to_survive" in claim.minimum}
+    assert asking == {"EMAD-F1", "EMAD-F1-literal", "EMAD-E10", "EMAD-E12", *(f"EMAD-R{i}" for i in range(1, 5))}
+    assert all(load_register()[name].minimum["documents_to_survive"] == 200 for name in asking)
+
+
+@pytest.mark.parametrize(
+    ("minimum", "named"),
+    [
+        ("3", ["minimum", "a table"]),
+        ("{ windows = 30 }", ["'windows'", "documents_to_survive"]),
+        ("{ documents = 30.0 }", ["minimum.documents", "whole number"]),
+        ("{ documents = true }", ["minimum.documents", "whole number"]),
+        ("{ items = 0 }", ["minimum.items", "at least 1"]),
+        ("{ documents = 30, documents_to_survive = 29 }", ["minimum.documents_to_survive", "at least 30"]),
+    ],
+)
+def test_a_minimum_of_an_extension_is_checked(tmp_path, monkeypatch, minimum, named):
+    row = 'title = "t"\npaper = "p"\nkind = "statistical"\nunit = "u"\ngate = false\nrequires = ""\nthresholds = {}\n'
+    file = tmp_path / "more.toml"
+    file.write_text(f"[MY-1]\n{row}minimum = {minimum}\n")
+    monkeypatch.setattr(claims, "registers", lambda: [file])
+    with pytest.raises(BadArgument) as error:
+        load_register()
+    assert all(part in str(error.value) for part in ["more.toml: MY-1", *named]), str(error.value)
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path):

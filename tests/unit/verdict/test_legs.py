@@ -19,6 +19,7 @@ from emad_ref.verdict.legs import (
     estimated,
     judge_side,
     not_applicable,
+    row,
     unmeasured,
 )
 from emad_ref.verdict.units import ByDocument
@@ -119,13 +120,66 @@ def test_the_minimum_is_that_of_the_unit_that_was_resampled():
     assert judged({"a": replace(ABOVE, n=29)}).verdict == "inconclusive"
 
 
-def test_legs_share_the_level_with_one_another_and_with_the_run():
-    """p = 0.02 decides alone and in a family of two; not beside two others, here or elsewhere."""
+def test_what_falsifies_shares_the_level_with_other_legs_and_with_the_run():
+    """p = 0.02 falsifies alone and in a family of two; not beside two others, here or elsewhere."""
     leg = estimate(0.5, 0.02, 1.0)
     assert judged({"a": leg}).verdict == "falsified"
     assert judged({"a": leg}, other_legs=1).verdict == "falsified"
     assert judged({"a": leg}, other_legs=2).verdict == "inconclusive"
-    assert judged({"a": leg, "b": OPEN, "c": OPEN}).verdict == "inconclusive"
+    crowded = judged({"a": leg, "b": OPEN, "c": OPEN})
+    assert crowded.verdict == "inconclusive"
+    assert "falsified alone, but not after Holm over 3 legs" in crowded.legs[0].reason
+
+
+def test_what_survives_does_so_at_its_own_level_beside_any_number_of_legs():
+    """All legs must hold (an intersection–union test): a correction would only cost power."""
+    leg = estimate(-0.5, 1.0, 0.049)
+    assert judged({"a": leg, "b": leg, "c": leg}, other_legs=10**6).verdict == "survived"
+    assert judged({"a": leg, "b": estimate(-0.5, 1.0, 0.051)}).verdict == "inconclusive"
+
+
+DEMANDING = replace(CLAIM, minimum={"documents": 30, "documents_to_survive": 200})
+
+
+@pytest.mark.parametrize(
+    ("leg", "n", "outcome", "said"),
+    [
+        (BELOW, 29, "inconclusive", "29 documents, at least 30 are needed"),
+        (BELOW, 30, "inconclusive", "at least 200 are needed to survive: 30 documents cannot exclude that 10 % of"),
+        (BELOW, 200, "survived", "200 documents cannot exclude that 1.5 % of them fail"),
+        (BELOW, 2000, "survived", "2000 documents cannot exclude that 0.15 % of them fail"),
+        (ABOVE, 30, "falsified", ""),
+        (estimate(-0.5, 0.9, 0.0501), 30, "inconclusive", "about 200 documents would decide it"),
+        (replace(BELOW, noun="items"), 30, "survived", ""),
+    ],
+)
+def test_a_row_may_ask_for_more_before_a_leg_survives(leg, n, outcome, said):
+    (found,) = judge_side(DEMANDING, "m", {"a": replace(leg, n=n)}, "above", 0.0).legs
+    assert found.outcome == outcome
+    assert said in found.reason
+    assert bool(said) == bool(found.reason)
+
+
+def test_a_tie_is_inconclusive_and_says_so_whatever_its_interval():
+    tied = replace(estimate(0.0, 1.0, 1.0), method="tied: only 3 of 40 documents differ")
+    for low, high in ((-0.1, 0.1), (-math.inf, math.inf)):
+        (found,) = judged({"a": replace(tied, low=low, high=high)}).legs
+        assert (found.outcome, found.reason) == ("inconclusive", "tied: only 3 of 40 documents differ")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "count"),
+    [
+        (("survived", "unmeasured"), "1 of 2 legs unmeasured"),
+        (("survived", "inconclusive", "unmeasured"), "1 of 3 legs inconclusive"),
+        (("inconclusive", "inconclusive"), "all 2 legs inconclusive"),
+        (("falsified", "survived", "inconclusive"), "1 of 3 legs falsified"),
+        (("survived", "survived", "measured"), "all 2 legs survived"),
+    ],
+)
+def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
+    legs = [leg(kind, name, 0.5) for kind, name in zip(kinds, "abc", strict=False)]
+    assert row(CLAIM, "m", legs).reason.startswith(f"{count}; ")
 
 
 def test_legs_that_report_are_listed_and_take_no_part():
@@ -148,7 +202,7 @@ def test_an_estimate_that_reports_keeps_its_interval_and_has_no_threshold():
 
 
 def test_an_interval_without_bounds_is_no_interval():
-    column, tokens = ByDocument(np.array([1.0])), ByDocument(np.array([2]))
+    column, tokens = ByDocument.distinct(np.array([1.0])), ByDocument.distinct(np.array([2]))
     single = mean_rate(column, tokens, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
     assert math.isinf(single.high)
     assert estimated("a", single).interval is None

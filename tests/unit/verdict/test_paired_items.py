@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.interval import FEWEST_DIFFERING, difference, earlier, share_estimate
+from emad_ref.verdict.interval import FEWEST_DIFFERING, difference, earlier
 from emad_ref.verdict.units import ByDocument, ByItem
 
 
 def test_no_differing_item_is_not_certainty() -> None:
     """Of 100 items that agree, 3 % of all items may yet differ (the rule of three)."""
     same = np.full(100, 0.5)
-    found = difference(ByItem(same), ByItem(same), threshold=0.0, rng=np.random.default_rng(0), unit="score")
+    found = difference(
+        ByItem.distinct(same), ByItem.distinct(same), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+    )
     assert found.value == 0
     assert 0.03 < found.high < 0.06
     assert found.p_above > 0.05
@@ -24,7 +26,9 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
     """The bootstrap of one item in a hundred would be sure of its sign, or bound it by millions."""
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[3] += 0.4 * sign
-    found = difference(ByItem(a), ByItem(b), threshold=0.0, rng=np.random.default_rng(0), unit="score")
+    found = difference(
+        ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+    )
     assert found.value == pytest.approx(0.004 * sign)
     assert -0.08 < found.low < -0.03
     assert 0.03 < found.high < 0.08
@@ -34,7 +38,9 @@ def test_one_differing_item_decides_nothing(sign: int) -> None:
 def test_many_differing_items_decide() -> None:
     rng = np.random.default_rng(0)
     b = rng.uniform(0, 0.5, 100)
-    found = difference(ByItem(b + rng.uniform(0, 0.2, 100)), ByItem(b), threshold=0.02, rng=rng, unit="score")
+    found = difference(
+        ByItem.distinct(b + rng.uniform(0, 0.2, 100)), ByItem.distinct(b), threshold=0.02, rng=rng, unit="score"
+    )
     assert found.low < found.value < found.high < 0.15
     assert found.p_above < 0.001
 
@@ -43,7 +49,7 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
     rng = np.random.default_rng(0)
     depths = rng.integers(3, 7, size=100).astype(float)
     late = depths + rng.integers(0, 3, 100)
-    found = earlier(ByItem(depths), ByItem(late), layers=8, threshold=0.0, rng=rng)
+    found = earlier(ByItem.distinct(depths), ByItem.distinct(late), layers=8, threshold=0.0, rng=rng)
     assert found.value == pytest.approx((late - depths).mean())
     assert found.low < found.value < found.high
     assert found.p_above < 0.01
@@ -53,24 +59,23 @@ def test_earlier_is_in_blocks_and_positive_for_the_earlier_side() -> None:
 def test_few_differing_items_are_counted_and_more_are_resampled(differing: int, counts: bool) -> None:
     a, b = np.full(100, 0.5), np.full(100, 0.5)
     a[:differing] += np.linspace(0.1, 0.4, differing)
-    found = difference(ByItem(a), ByItem(b), threshold=0.0, rng=np.random.default_rng(0), unit="score")
-    assert ("Clopper–Pearson" in found.method) is counts
+    found = difference(
+        ByItem.distinct(a), ByItem.distinct(b), threshold=0.0, rng=np.random.default_rng(0), unit="score"
+    )
+    assert ("exact bounds" in found.method) is counts
     assert ("bootstrap" in found.method) is not counts
     assert (found.n, found.noun) == (100, "items")
 
 
 def test_both_sides_answer_the_same_items() -> None:
     with pytest.raises(BadArgument, match="the same items"):
-        difference(ByItem(np.zeros(3)), ByItem(np.zeros(4)), threshold=0.0, rng=np.random.default_rng(0), unit="score")
-    documents = ByDocument(np.zeros(3))
+        difference(
+            ByItem.distinct(np.zeros(3)),
+            ByItem.distinct(np.zeros(4)),
+            threshold=0.0,
+            rng=np.random.default_rng(0),
+            unit="score",
+        )
+    documents = ByDocument.distinct(np.zeros(3))
     with pytest.raises(BadArgument, match="ByItem"):
         difference(documents, documents, threshold=0.0, rng=np.random.default_rng(0), unit="score")
-
-
-def test_a_share_of_sets_has_exact_bounds_and_counts_the_items_it_rests_on() -> None:
-    found = share_estimate(500, 500, 100, 0.95, "share")
-    assert (found.value, found.high, found.n, found.noun) == (1.0, 1.0, 100, "items")
-    assert found.low == pytest.approx(0.025 ** (1 / 500))  # none of 500 failed
-    assert found.p_above == pytest.approx(0.95**500)
-    assert found.p_below == 1.0
-    assert share_estimate(400, 500, 100, 0.95, "share").p_below < 1e-6

@@ -8,29 +8,78 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
+from emad_ref.verdict.claims import COUNTED
 from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, Units
 
 KINDS = (ByDocument, ByItem, ByPair)
+MADE = (ByDocument.distinct, ByItem.distinct, ByPair)
 
 
-@pytest.mark.parametrize(("kind", "noun"), [(ByDocument, "documents"), (ByItem, "items"), (ByPair, "pairs")])
+@pytest.mark.parametrize(("kind", "noun"), list(zip(MADE, COUNTED, strict=True)))
 def test_every_kind_knows_what_it_counts(kind, noun):
     column = kind(np.arange(4.0))
     assert (column.noun, len(column)) == (noun, 4)
-    assert type(column.like(np.ones(4))) is kind
+    assert type(column.like(np.ones(4))) is type(column)
+    assert column.independent.tolist() == [0, 1, 2, 3]
+    assert column.among(np.array([True, False, False, True])).values.tolist() == [0, 3]
+
+
+def test_items_keep_their_clusters_and_count_once_for_each():
+    column = ByItem(np.array([1.0, 2.0, 4.0, 8.0]), np.array([5, 3, 5, 3]))
+    assert column.independent.tolist() == [10, 5]
+    assert column.like(np.array([True, True, True, False])).independent.tolist() == [1, 2]
+    assert column.among(np.array([True, False, True, False])).independent.tolist() == [5]
+    assert column.like(np.ones((4, 2))).independent.tolist() == [[2, 2], [2, 2]]
+    assert not column.all_distinct
+
+
+@pytest.mark.parametrize("cluster", [np.arange(3), np.arange(4.0), np.zeros((4, 1), dtype=int), 0])
+def test_every_item_has_one_cluster(cluster):
+    with pytest.raises(BadArgument, match=r"^cluster="):
+        ByItem(np.ones(4), cluster)
+
+
+def test_items_without_clusters_are_no_column():
+    with pytest.raises(TypeError, match="cluster"):
+        ByItem(np.ones(4))
+
+
+def test_windows_do_not_pass_for_documents():
+    """They carry the number of their document, and two of one number are no column of documents."""
+    windows, document = np.array([1.0, 2.0, 4.0]), np.array([7, 7, 9])
+    with pytest.raises(BadArgument, match="expected one entry for each of 2 documents; sum windows first"):
+        ByDocument(windows, document)
+    with pytest.raises(TypeError, match="number"):
+        ByDocument(windows)
+    found = ByDocument.summed(windows, DocumentOf(document))
+    assert (found.values.tolist(), found.number.tolist()) == ([3.0, 4.0], [7, 9])
+    assert found.among(np.array([False, True])).number.tolist() == [9]
+    assert found.like(np.ones(2)).number.tolist() == [7, 9]
+
+
+@pytest.mark.parametrize("number", [np.arange(3), np.zeros((4, 1), dtype=int), 0])
+def test_every_document_has_one_number(number):
+    with pytest.raises(BadArgument, match=r"^number="):
+        ByDocument(np.ones(4), number)
+
+
+def test_columns_of_other_documents_are_not_paired():
+    here, there = (ByDocument(np.array([1.0, 2.0]), np.array(number)) for number in ([0, 1], [0, 2]))
+    with pytest.raises(BadArgument, match=r"^tokens\.names=.*documents of the other side"):
+        mean_rate(here, there, threshold=0.0, rng=np.random.default_rng(0), unit="nats")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("values", [3.0, np.float64(2.0), ByItem(np.ones(3)), ByDocument(np.ones(3))])
+@pytest.mark.parametrize("values", [3.0, np.float64(2.0), ByItem.distinct(np.ones(3)), ByDocument.distinct(np.ones(3))])
 def test_a_scalar_or_another_column_is_no_column(kind, values):
     with pytest.raises(BadArgument, match=rf"^{kind.__name__}=.*\[{kind.noun}, …\]"):
-        kind(values)
+        MADE[KINDS.index(kind)](values)
 
 
 def test_other_values_of_the_same_units_are_as_many():
     with pytest.raises(BadArgument, match=r"^values=3, but expected 4 entries"):
-        ByDocument(np.ones(4)).like(np.ones(3))
+        ByDocument.distinct(np.ones(4)).like(np.ones(3))
 
 
 def test_a_column_is_itself_and_not_its_values():
@@ -71,5 +120,27 @@ def test_windows_of_one_document_that_repeat_one_another_narrow_nothing():
         return rate.high - rate.low
 
     summed = width(ByDocument.summed(rates * tokens, document), ByDocument.summed(tokens, document))
-    as_if_independent = width(ByDocument(rates * tokens), ByDocument(tokens))
+    as_if_independent = width(ByDocument.distinct(rates * tokens), ByDocument.distinct(tokens))
     assert summed > 1.8 * as_if_independent
+
+
+def test_paired_columns_share_their_clusters():
+    a, cluster = np.ones(4), np.array([0, 0, 1, 1])
+    with pytest.raises(BadArgument, match=r"^tokens\.names="):
+        mean_rate(ByItem(a, cluster), ByItem.distinct(a), threshold=0.0, rng=np.random.default_rng(0), unit="x")
+
+
+def test_items_that_repeat_one_another_narrow_nothing():
+    """Thirty items, each asked four times: the estimate is the same, its interval that of thirty."""
+    source = np.random.default_rng(4)
+    once = source.normal(0.1, 0.3, 30)
+
+    def width(items: ByItem) -> float:
+        ones = items.like(np.ones(len(items)))
+        rate = mean_rate(items, ones, threshold=0.0, rng=np.random.default_rng(0), unit="x")
+        assert rate.value == pytest.approx(once.mean())
+        return rate.high - rate.low
+
+    repeated = ByItem(np.repeat(once, 4), np.repeat(np.arange(30), 4))
+    assert width(repeated) == pytest.approx(width(ByItem.distinct(once)))
+    assert width(ByItem.distinct(repeated.values)) < 0.6 * width(repeated)

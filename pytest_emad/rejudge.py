@@ -1,0 +1,132 @@
+"""Verdicts of every bundled model and of the pair, held against the record or put on it: one run per text and seed.
+
+    python -m pytest_emad.rejudge --out DIR            # exit status 0: every verdict is as recorded
+    python -m pytest_emad.rejudge --out DIR --update   # what golden/ records, read the diff before it is committed
+
+Runs, from the root of a checkout: each decoder-only model on both corpora of the world, each encoder-decoder, and the
+pair, once per seed. A seed is one command where that is wanted (``--seeds 1``), and several may run at once: recording
+loses nothing. Rows on time and energy are left out, for they go on no record. An update begins from what is on record;
+where weights or rules have changed, move golden/verdicts.json away first.
+
+    DIR/<run>.log   what the run said     DIR/<run>.xml   its tests, as JUnit
+
+Exit status: 0 all is as wanted, 1 some verdict is not as recorded or some test failed, 4 some run could not be made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
+SEEDS = (0, 1, 2)  # as many as must agree
+CORPORA = ("world:premise", "world:mixed")
+CLAIMING = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
+OF_THE_PAIR = ("claims/test_pair.py", "invariants/test_speculative.py")
+PAIR = "pair"
+
+
+@dataclass(frozen=True)
+class Run:
+    """``model`` a bundled name, or ``PAIR``; ``corpus`` "" where the model reads pairs of its own."""
+
+    model: str
+    corpus: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its files."""
+        return "-".join(part.replace(":", "-") for part in (self.model, self.corpus, f"seed-{self.seed}") if part)
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pytest_emad.rejudge", description="Hold verdicts against record.")
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"bundled names, or {PAIR} (default: all)")
+    parser.add_argument("--out", type=Path, required=True, help="folder of logs")
+    parser.add_argument("--update", action="store_true", help="put verdicts and goldens on record instead")
+    parser.add_argument("--golden", type=Path, default=Path("golden"), help="folder of the record")
+    parser.add_argument("--suites", type=Path, default=Path("suites"), help="folder of the suites")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, metavar="N")
+    return parser
+
+
+def runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+    """Every run, seed by seed: what stops early has whole seeds behind it."""
+    for seed in seeds:
+        for model in models:
+            corpora = ("",) if model == PAIR or _reads_pairs(model) else CORPORA
+            yield from (Run(model, corpus, seed) for corpus in corpora)
+
+
+def _reads_pairs(model: str) -> bool:
+    from emad_ref.models.loading import weights_folder
+
+    config = json.loads((weights_folder() / model / "config.json").read_text(encoding="utf-8"))
+    return bool(config.get("is_encoder_decoder", False))
+
+
+def command(run: Run, chosen: argparse.Namespace) -> list[str]:
+    """The pytest command line of a run."""
+    if run.model == PAIR:
+        about = [str(chosen.suites / file) for file in OF_THE_PAIR]
+    else:
+        about = [str(chosen.suites / folder) for folder in CLAIMING]
+        about += [f"--ignore={chosen.suites / file}" for file in OF_THE_PAIR] + ["--emad-model", run.model]
+    text = ["--emad-corpus", run.corpus] if run.corpus else []
+    record = ["--emad-gate", "known", "--emad-golden", str(chosen.golden)]
+    record += ["--emad-update-golden"] if chosen.update else []
+    timed = ["-m", "not emad(measures=True)"]
+    junit = [f"--junitxml={chosen.out / run.name}.xml"]
+    return [sys.executable, "-m", "pytest", *about, *timed, *text, "--emad-seed", str(run.seed), *record, *junit]
+
+
+def outcome(run: Run, chosen: argparse.Namespace) -> tuple[int, str]:
+    """(exit status, what a line says of it). An update fails by design where something changed; a test must not."""
+    log = chosen.out / f"{run.name}.log"
+    with log.open("w", encoding="utf-8") as file:
+        status = subprocess.run(command(run, chosen), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    if status not in JUDGED:
+        return 4, f"status {status}, see {log}"
+    if failed := list(failures(chosen.out / f"{run.name}.xml")):
+        return 1, f"{len(failed)} failed, see {log}: {', '.join(failed)}"
+    if status and not chosen.update:
+        return 1, f"the run as a whole failed, see {log}"
+    return 0, "recorded" if chosen.update else "as recorded"
+
+
+def failures(junit: Path) -> Iterator[str]:
+    """Names of the tests that failed or could not be set up."""
+    for case in ElementTree.parse(junit).iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            yield case.get("name", "")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    from emad_ref.models.loading import bundled_names
+
+    parser = arguments()
+    chosen = parser.parse_args(argv)
+    known = (*bundled_names(), PAIR)
+    if unknown := [name for name in chosen.models if name not in known]:
+        parser.error(f"MODEL={unknown[0]!r}, but expected one of {', '.join(known)}")
+    for folder in (chosen.suites, chosen.golden):
+        if not folder.is_dir():
+            parser.error(f"{folder} is no folder; start from the root of a checkout")
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    worst = 0
+    for run in runs(chosen.models or known, chosen.seeds):
+        status, said = outcome(run, chosen)
+        print(f"{run.name}: {said}", flush=True)
+        worst = max(worst, status)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""Known verdicts: what a record says of a run, and what is wrong with a record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emad_ref.evidence.study import Study
+from emad_ref.verdict.claims import OUTCOMES, load_register
+from emad_ref.verdict.known import (
+    SCHEMA,
+    VERDICTS,
+    Circumstances,
+    DamagedGolden,
+    KnownVerdicts,
+    departures,
+    key_of,
+    known_verdicts,
+    nothing_compared,
+    require_record,
+    settled,
+    summary,
+    with_verdict,
+)
+
+RUN = Circumstances(0, "smoke")
+KEY = key_of("EMAD-F1", "sha", "world:premise", RUN)
+ENTRY = {**KEY, "name": "m", "seeds": {"0": "survived"}, "verdict": "unsettled"}
+
+
+def record(*seeds: str) -> KnownVerdicts:
+    entries: list[Any] = []
+    for seed, outcome in enumerate(seeds):
+        entries, _ = with_verdict(entries, KEY, "m", seed, outcome)
+    return KnownVerdicts(tuple(entries))
+
+
+@given(st.lists(st.sampled_from(OUTCOMES), max_size=5), st.integers(0, 6))
+def test_what_passes_is_what_was_seen_and_only_agreement_speaks_for_other_seeds(seeds: list[str], seed: int) -> None:
+    expected = record(*seeds).expected(KEY, seed)
+    if len(set(seeds)) > 1 or len(seeds) >= 3 or seed < len(seeds):
+        assert expected.outcomes == set(seeds)
+    else:
+        assert expected is None
+
+
+@pytest.mark.parametrize("part", KEY)
+def test_every_part_of_the_key_keeps_unlike_runs_apart(part: str) -> None:
+    known = record("survived", "survived", "survived")
+    assert known.expected(KEY, 9).outcomes == {"survived"}
+    assert known.expected(KEY | {part: "other"}, 9) is None
+    entries, change = with_verdict(known.entries, KEY | {part: "other"}, "m", 9, "falsified")
+    assert (len(entries), change) == (2, "added")
+
+
+def test_a_message_says_which_seed_gave_what() -> None:
+    said = record("survived", "inconclusive", "survived").expected(KEY, 0).said
+    assert said == "seed-dependent (survived: seed 0, 2; inconclusive: seed 1)"
+
+
+def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
+    assert Study().departures == Study(seed=3, corpus="wikitext", device="cuda", journal=tmp_path).departures == []
+    profile = tmp_path / "profile.json"
+    texts = []
+    for content in ("{}", "{ }"):
+        profile.write_text(content)
+        texts.append(Study(profile=profile, margin=0.0, tasks=frozenset({"b", "a"}), limit=3).departures)
+    assert texts[0][:2] == ["limit=3", "margin=0.0"]
+    assert texts[0][-1] == "tasks=a+b"
+    assert texts[0] != texts[1], "two profiles of one name"
+
+
+def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:
+    register = load_register()
+    assert departures(register) == departures(register, frozenset({"EMAD-F1"})) == []
+    assert departures(register, frozenset({"EMAD-R1"})) == ["EMAD-R1.gate=true"]
+    stricter = replace(
+        register["EMAD-F1"], gate=False, thresholds=register["EMAD-F1"].thresholds | {"accuracy_drop": 0}
+    )
+    assert departures(register | {"EMAD-F1": stricter}) == ["EMAD-F1.accuracy_drop=0", "EMAD-F1.gate=false"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        ("{", "cannot be read as JSON"),
+        ([], "expected a table of schema, a whole number, and verdicts"),
+        ({"schema": "2", "verdicts": []}, "expected a table of schema, a whole number, and verdicts"),
+        ({"schema": SCHEMA}, "expected a table of schema, a whole number, and verdicts"),
+        ({"schema": SCHEMA, "verdicts": {}}, "expected a list"),
+        ({"schema": SCHEMA, "verdicts": [{"claim": "EMAD-F1"}]}, "expected a table with exactly budget, claim"),
+        ({"schema": SCHEMA, "verdicts": [ENTRY | {"corpus": None}]}, "corpus=None, but expected a text"),
+        ({"schema": SCHEMA, "verdicts": [ENTRY | {"seeds": {}}]}, "expected seed → outcome"),
+        ({"schema": SCHEMA, "verdicts": [ENTRY | {"seeds": {"x": "survived"}}]}, "expected seed → outcome"),
+        (
+            {"schema": SCHEMA, "verdicts": [ENTRY | {"seeds": {"0": "ok"}}]},
+            "outcome='ok', but expected one of",
+        ),
+        ({"schema": SCHEMA, "verdicts": [ENTRY | {"verdict": "survived"}]}, "but its seeds say 'unsettled'"),
+        ({"schema": SCHEMA, "verdicts": [ENTRY, ENTRY]}, "is on record twice"),
+    ],
+)
+def test_a_damaged_record_is_an_error_with_a_remedy(tmp_path: Path, stored: object, said: str) -> None:
+    (tmp_path / VERDICTS).write_text(stored if isinstance(stored, str) else json.dumps(stored))
+    with pytest.raises(DamagedGolden, match=r"verdicts\.json.*restore it") as raised:
+        known_verdicts([tmp_path])
+    assert said in str(raised.value)
+
+
+def test_a_run_against_the_record_needs_one(tmp_path: Path) -> None:
+    with pytest.raises(DamagedGolden, match=r"expected verdicts on record; looked at .*verdicts\.json"):
+        require_record([tmp_path])
+    (tmp_path / VERDICTS).write_text(json.dumps({"schema": SCHEMA, "verdicts": []}))
+    require_record([tmp_path])
+
+
+def test_the_shipped_record_is_whole() -> None:
+    """Which verdicts it holds is nobody's business here."""
+    folder = Path(__file__).parents[3] / "golden"
+    assert known_verdicts([folder]).entries
+
+
+def line(claim: str, expected: str | None, *, changed: bool = False, why: str = "") -> dict[str, Any]:
+    return {"claim": claim, "model": "m", "expected": expected, "changed": changed, "why": why}
+
+
+def test_a_summary_counts_what_was_compared_and_why_the_rest_was_not() -> None:
+    rows = [
+        line("A", "survived"),
+        line("B", "survived", changed=True),
+        line("C", "seed-dependent (…)"),
+        line("D", None, why="no reason"),
+    ]
+    assert summary(rows).splitlines() == [
+        "3 verdicts compared with the record: 2 as recorded, 1 changed: B",
+        "1 of them seed-dependent, any outcome seen passes: C",
+        "1 not compared, no reason: D",
+    ]
+    assert nothing_compared(rows) == nothing_compared([]) == ""
+    assert "nothing was compared" in nothing_compared(rows[-1:])
+
+
+def test_two_seeds_never_settle_and_three_do() -> None:
+    assert settled({"0": "measured", "1": "measured"}) == "unsettled"
+    assert settled({"0": "measured", "1": "measured", "5": "measured"}) == "measured"
