@@ -141,6 +141,9 @@ def tale(rng: random.Random) -> str:
 
 
 # ---------------------------------------------------------------- tasks: a prompt and its worked answer
+#
+# ``guess`` is that of somebody who knows the form of the answer and draws every symbol that has to be found from those
+# that could stand there; what is only copied (names in a program, a tale) leaves nothing to guess.
 
 
 def inventory(rng: random.Random) -> Example:
@@ -156,7 +159,7 @@ def inventory(rng: random.Random) -> Example:
         chain += f" {held} {'+' if gains else '-'} {step} = {after}."
         held = after
     answer = f"{chain} Answer: {held}.\n"
-    return Example("inventory", f"{story} How many {thing} now?", answer, "exact")
+    return Example("inventory", f"{story} How many {thing} now?", answer, "exact", guess=LARGEST_COUNT**-changes)
 
 
 def facts(rng: random.Random) -> Example:
@@ -170,7 +173,7 @@ def facts(rng: random.Random) -> Example:
     asked = rng.sample(names, OWNERS)
     answer = "".join(f" The key of {n} is in the {box_of[n]} box in the {place_of[box_of[n]]}." for n in asked)
     prompt = f"{''.join(stated)}Where are the keys of {', '.join(asked)}?"
-    return Example("facts", prompt, f"{answer}\n", "exact")
+    return Example("facts", prompt, f"{answer}\n", "exact", guess=BOXES**-OWNERS)
 
 
 def chart(rng: random.Random) -> Example:
@@ -178,7 +181,8 @@ def chart(rng: random.Random) -> Example:
     image = chart_map(rng, *TASK_LETTERS)
     asked = rng.sample(list(image), len(image))
     worked = "".join(f" {x} {image[x].upper()} {image[x]} {hops(image, x, 2).upper()}." for x in asked)
-    return Example("chart", f"{listing(rng, image)} = {' '.join(asked)}:", f"{worked}\n", "exact")
+    prompt = f"{listing(rng, image)} = {' '.join(asked)}:"
+    return Example("chart", prompt, f"{worked}\n", "exact", guess=len(image) ** (-2 * len(image)))
 
 
 OPERATORS = {"add": "+", "sub": "-", "mul": "*"}
