@@ -1,13 +1,15 @@
 """Input → output pairs of a small world: what an encoder-decoder reads and what it must write.
 
 ``qa``        a question and a passage of four events (SQuAD in small). Every person, thing and place asked for has
-              rivals of its kind in the passage, so the span must be chosen. Two kinds of question need more: the things
-              lie in a box and the box stands in a place; who did it is told, and where that person is from is not: it
-              has to be remembered (``lexicon.HOME``), and no word of the passage is the answer.
-``summary``   two exchanges between two people; the target is their outcomes in two to four sentences (SamSum in small).
-              Small talk that the summary leaves out comes first in half of them; turns have several wordings.
-``count``     two people whose things come and go; the target is a worked chain for one of them: every sum, then the
-              last. Numbers are words, so the chain's sums are look-ups among a hundred of them.
+              rivals of its kind in the passage, so the span must be chosen. Three kinds of question need more: the
+              things lie in a box and the box stands in a place; who did it is told, and where that person is from has
+              to be remembered (``lexicon.HOME``); how many there are now is a sum. Then no word of the passage is the
+              answer, and an early layer that only copies is wrong.
+``summary``   two exchanges between two people; the target is their outcomes in two to four sentences (SamSum in small),
+              some with a sum. Small talk that the summary leaves out comes first in half of them; turns have several
+              wordings.
+``count``     two people whose things come and go; the target is a worked chain for one of them: what was there, every
+              sum, and what is left. Numbers are words, so the chain's sums are look-ups among a hundred of them.
 ``corrupted`` span corruption (Raffel et al. 2020, §3.1.4): runs of words are replaced by sentinels, and the target
               lists each sentinel with its words. Over the texts of the pairs, with question and answer, and over facts.
 
@@ -45,7 +47,8 @@ FACTS = 6  # people in one text of facts
 TIMES = ("In the morning", "In the evening", "On that day")
 CONTAINERS = ("box", "bag")
 STEPS = (2, 4)  # least and most sums of one person's chain
-STEP, LEAST_HELD, MOST_HELD = 9, 5, 70  # largest change at once; what may be held at first
+STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; what may be held at first
+SUMS_SHARE = 0.3  # of questions: sums, which would be one in ten if all kinds were as likely
 
 
 @dataclass(frozen=True)
@@ -76,15 +79,19 @@ class _Item:
 
 @dataclass(frozen=True)
 class _Event:
-    """A sentence and its (question, answer) pairs."""
+    """A sentence and its (question, answer) pairs; ``sums``: those whose answer is a sum."""
 
     sentence: str
     asked: tuple[tuple[str, str], ...]
+    sums: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class _Roles:
-    """Who and what one event is about; no two events of a passage share an entity, except ``other``."""
+    """Who and what one event is about; no two events of a passage share an entity, except ``other``.
+
+    ``held``, ``step``: how many there were, and how many came or went.
+    """
 
     name: str
     other: str
@@ -93,6 +100,8 @@ class _Roles:
     place: str
     time: str
     container: str
+    held: int
+    step: int
 
 
 def _went(r: _Roles) -> _Event:
@@ -109,26 +118,28 @@ def _went(r: _Roles) -> _Event:
 
 def _found(r: _Roles) -> _Event:
     return _Event(
-        f"{r.name} found some {r.colour} {r.thing} in the {r.place}.",
+        f"{r.name} found {r.held} {r.colour} {r.thing} in the {r.place} and {r.step} more.",
         (
-            (f"What did {r.name} find?", f"some {r.colour} {r.thing}"),
+            (f"What did {r.name} find?", f"{r.held} {r.colour} {r.thing}"),
             (f"Where were the {r.colour} {r.thing}?", f"the {r.place}"),
             (f"Who found some {r.thing}?", r.name),
             (f"Where is the one who found some {r.thing} from?", HOME[r.name]),
         ),
+        ((f"How many {r.thing} did {r.name} find?", str(r.held + r.step)),),
     )
 
 
 def _gave(r: _Roles) -> _Event:
     return _Event(
-        f"{r.name} gave {r.other} the {r.colour} {r.thing}.",
+        f"{r.name} had {r.held} {r.colour} {r.thing} and gave {r.other} {r.step}.",
         (
-            (f"What did {r.name} give?", f"the {r.colour} {r.thing}"),
+            (f"What had {r.name}?", f"{r.held} {r.colour} {r.thing}"),
             (f"Who gave the {r.thing}?", r.name),
             (f"Who took the {r.colour} {r.thing}?", r.other),
             (f"Where is the one who gave the {r.thing} from?", HOME[r.name]),
             (f"Where is the one who took the {r.thing} from?", HOME[r.other]),
         ),
+        ((f"How many {r.thing} has {r.name} now?", str(r.held - r.step)),),
     )
 
 
@@ -163,11 +174,14 @@ def _question(rng: random.Random) -> _Item:
                 place=place,
                 time=rng.choice(TIMES),
                 container=rng.choice(CONTAINERS),
+                held=rng.randint(LEAST_HELD, MOST_HELD),
+                step=rng.randint(1, STEP),
             )
         )
         for kind, (name, thing, colour, place) in zip(kinds, drawn, strict=True)
     ]
-    question, answer = rng.choice(rng.choice(events).asked)
+    sums = rng.random() < SUMS_SHARE
+    question, answer = rng.choice(rng.choice([e.sums for e in events if e.sums] if sums else [e.asked for e in events]))
     return _Item(" ".join(event.sentence for event in events), question, answer)
 
 
@@ -185,6 +199,8 @@ class _Scene:
     place: str
     instead: str
     time: str
+    held: int
+    step: int
 
 
 Turns = list[str]  # spoken in alternation; the first by ``name``
@@ -192,10 +208,16 @@ Turns = list[str]  # spoken in alternation; the first by ``name``
 
 def _carry(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
     turns = [
-        rng.choice((f"Can you take the {s.thing} to the {s.place}?", f"Take the {s.thing} to the {s.place} for me.")),
+        rng.choice(
+            (
+                f"Can you take {s.held} {s.thing} to the {s.place}, and {s.step} more?",
+                f"Take {s.held} {s.thing} and {s.step} more to the {s.place} for me.",
+            )
+        ),
         rng.choice((f"Sure, {s.time}.", f"I will, {s.time}.")),
     ]
-    return turns, f"{s.name} asked {s.other} to take the {s.thing} to the {s.place}. {s.other} will, {s.time}."
+    total = s.held + s.step
+    return turns, f"{s.name} asked {s.other} to take {total} {s.thing} to the {s.place}. {s.other} will, {s.time}."
 
 
 def _decline(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
@@ -228,10 +250,13 @@ def _lose(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
 
 def _swap(rng: random.Random, s: _Scene) -> tuple[Turns, str]:
     turns = [
-        rng.choice((f"I have some {s.thing} for you.", f"Can I give you some {s.thing}?")),
+        rng.choice(
+            (f"I have {s.held} {s.thing}. Can I give you {s.step}?", f"Take {s.step} of my {s.held} {s.thing}.")
+        ),
         rng.choice((f"Thank you! Then take the {s.colour} bag.", f"Sure, for the {s.colour} bag.")),
     ]
-    return turns, f"{s.name} gave {s.other} some {s.thing} for the {s.colour} bag."
+    left = s.held - s.step
+    return turns, f"{s.name} gave {s.other} {s.step} {s.thing} for the {s.colour} bag and has {left} now."
 
 
 _DIALOGUES: tuple[Callable[[random.Random, _Scene], tuple[Turns, str]], ...] = (_carry, _decline, _meet, _lose, _swap)
@@ -248,7 +273,8 @@ def _small_talk(rng: random.Random) -> Turns:
 def _scene(rng: random.Random, name: str, other: str) -> _Scene:
     place, instead = rng.sample(PLACES, 2)
     time = rng.choice(TIMES).replace("In", "in").replace("On", "on")
-    return _Scene(name, other, rng.choice(THINGS), rng.choice(COLOURS), place, instead, time)
+    held, step = rng.randint(LEAST_HELD, MOST_HELD), rng.randint(1, STEP)
+    return _Scene(name, other, rng.choice(THINGS), rng.choice(COLOURS), place, instead, time, held, step)
 
 
 def _dialogue(rng: random.Random) -> _Item:
@@ -267,7 +293,7 @@ def _dialogue(rng: random.Random) -> _Item:
 
 
 def _chain(rng: random.Random, name: str, thing: str) -> tuple[list[str], str]:
-    """(sentences about one person's things in their order, the sums and the last number)."""
+    """(sentences about one person's things in their order; the first of them, the sums and the last number)."""
     held = rng.randint(LEAST_HELD, MOST_HELD)
     sentences, sums = [f"{name} has {held} {thing}."], []
     for _ in range(rng.randint(*STEPS)):
@@ -277,7 +303,7 @@ def _chain(rng: random.Random, name: str, thing: str) -> tuple[list[str], str]:
         sentences.append(f"{name} {'finds' if gains else 'loses'} {step}.")
         sums.append(f"{held} {'+' if gains else '-'} {step} = {after}.")
         held = after
-    return sentences, f"{' '.join(sums)} So {name} has {held} {thing}."
+    return sentences, f"{sentences[0]} {' '.join(sums)} So {name} has {held} {thing}."
 
 
 def _story(rng: random.Random) -> _Item:

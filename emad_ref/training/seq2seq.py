@@ -56,7 +56,7 @@ class Seq2SeqRecipe(Recipe):
     """A recipe whose ``layers`` are the decoder's; ``starts_from`` names the bundled model that is tuned."""
 
     family: str = "seq2seq"
-    encoder_layers: int = 3
+    encoder_layers: int = 2
     layers: int = 10
     hidden: int = 128
     heads: int = 4
@@ -73,8 +73,8 @@ class Seq2SeqRecipe(Recipe):
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Seq2SeqRecipe("emad-t5-tiny", steps=700),
-        Seq2SeqRecipe("emad-t5-tiny-tuned", steps=2000, starts_from="emad-t5-tiny"),
+        Seq2SeqRecipe("emad-t5-tiny", steps=600),
+        Seq2SeqRecipe("emad-t5-tiny-tuned", steps=2600, starts_from="emad-t5-tiny"),
     )
 }
 

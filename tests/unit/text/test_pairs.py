@@ -56,7 +56,7 @@ def test_what_the_bundled_models_were_trained_on_stays_what_it_was():
     for split in SPLITS:
         for pair in (*(pair for kind in KINDS for pair in pairs(kind, split, 40)), *corrupted(split, 40)):
             digest.update(f"{pair.source}\n{pair.target}\n".encode())
-    assert digest.hexdigest()[:16] == "1a3b9a15b5e24d66"
+    assert digest.hexdigest()[:16] == "3eea5f1b90739457"
 
 
 @pytest.mark.parametrize("task", KINDS)
@@ -137,16 +137,19 @@ def test_everybody_is_from_somewhere_that_no_rule_gives_away():
 # ---------------------------------------------------------------- question → answer
 
 REMEMBERED = re.compile(r"Where is the one who (.+) from\?")
+SUM = re.compile(r"How many (\w+) (did|has) (\w+) (find|now)\?")
 
 
-def test_every_answer_is_a_span_of_its_passage_or_has_to_be_remembered():
+def test_every_answer_is_a_span_of_its_passage_or_is_remembered_or_is_a_sum():
     seen = Counter()
     for pair in pairs("qa", "validate", 600):
         question, passage = parts(pair)
         told = bool(re.search(rf"\b{pair.target}\b", passage))
-        assert told != bool(REMEMBERED.fullmatch(question)), pair
-        seen[told] += 1
-    assert min(seen.values()) > 100  # 5 of 17 questions are remembered, about 175 of 600
+        more = "remembered" if REMEMBERED.fullmatch(question) else "sum" if SUM.fullmatch(question) else ""
+        assert told or more, pair
+        assert not (told and more == "remembered"), pair
+        seen[more] += 1
+    assert min(seen.values()) > 80  # of 600: 0.3 are sums, 0.7 · 0.29 remembered, which is 121; 4 standard deviations
 
 
 def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
@@ -155,22 +158,24 @@ def test_every_answer_has_a_rival_of_its_kind_in_the_passage():
     kinds = {word: kind for kind, words in lists.items() for word in words}
     for pair in pairs("qa", "validate", 500):
         question, passage = parts(pair)
-        if pair.target in ("In the morning", "In the evening", "On that day") or REMEMBERED.fullmatch(question):
+        if pair.target in ("In the morning", "In the evening", "On that day"):
             continue  # one event has a time: the question's word alone tells it
+        if REMEMBERED.fullmatch(question) or SUM.fullmatch(question):
+            continue
         last = pair.target.split()[-1]
         kind = kinds.get(last, "colour" if last in ("box", "bag") else None)
         assert kind is not None, pair
         assert len({word for word in re.findall(r"\w+", passage) if kinds.get(word) == kind}) >= 2, pair
 
 
-def test_seventeen_kinds_of_question_are_asked_and_each_often():
+def test_nineteen_kinds_of_question_are_asked_and_each_often():
     mask = "|".join(WORDS)
     asked = Counter(re.sub(rf"\b({mask})\b", "_", parts(pair)[0]) for pair in pairs("qa", "train", 1700))
-    assert len(asked) == 17
-    assert min(asked.values()) > 50  # 85 expected of the rarest; 4 standard deviations
+    assert len(asked) == 19
+    assert min(asked.values()) > 25  # 60 expected of the rarest, 0.7 / 4 / 5; 4.5 standard deviations
 
 
-def test_the_answers_are_what_the_passage_says_and_what_the_world_knows():
+def test_the_answers_are_what_the_passage_says_what_the_world_knows_and_what_can_be_reckoned():
     """Read back independently, by patterns over the sentences."""
     checked = Counter()
     for pair in pairs("qa", "evaluate", 850):
@@ -186,21 +191,31 @@ def test_the_answers_are_what_the_passage_says_and_what_the_world_knows():
             holder = re.search(rf"put the {asked.group(1)} in the (\w+ \w+)\.", passage).group(1)
             assert re.search(rf"The {holder} is in (the \w+)\.", passage).group(1) == pair.target
             checked["two sentences"] += 1
+        if asked := SUM.fullmatch(question):
+            thing, way, name, _ = asked.groups()
+            if way == "did":
+                found = re.search(rf"{name} found (\d+) \w+ {thing} in the \w+ and (\d+) more\.", passage)
+                left = int(found.group(1)) + int(found.group(2))
+            else:
+                found = re.search(rf"{name} had (\d+) \w+ {thing} and gave \w+ (\d+)\.", passage)
+                left = int(found.group(1)) - int(found.group(2))
+            assert pair.target == str(left)
+            checked["sum", way] += 1
     assert sum(checked.values()) == 850
-    assert len(checked) == 17
+    assert len(checked) == 19
 
 
 READ = [
     (r"Where did (\w+) go\?", r"{0} went to (?P<answer>the \w+)\."),
     (r"Who went to the (\w+)\?", r"(?P<answer>\w+) went to the {0}\."),
     (r"When did (\w+) go\?", r"(?P<answer>\w+ \w+ \w+) {0} went"),
-    (r"What did (\w+) find\?", r"{0} found (?P<answer>some \w+ \w+) in"),
-    (r"Where were the (\w+) (\w+)\?", r"found some {0} {1} in (?P<answer>the \w+)\."),
-    (r"Who found some (\w+)\?", r"(?P<answer>\w+) found some \w+ {0} in"),
-    (r"What did (\w+) give\?", r"{0} gave \w+ (?P<answer>the \w+ \w+)\."),
-    (r"Who gave the (\w+)\?", r"(?P<answer>\w+) gave \w+ the \w+ {0}\."),
-    (r"Who took the (\w+) (\w+)\?", r"gave (?P<answer>\w+) the {0} {1}\."),
-    (r"Who took the (\w+)\?", r"gave (?P<answer>\w+) the \w+ {0}\."),
+    (r"What did (\w+) find\?", r"{0} found (?P<answer>\d+ \w+ \w+) in"),
+    (r"Where were the (\w+) (\w+)\?", r"found \d+ {0} {1} in (?P<answer>the \w+) and"),
+    (r"Who found some (\w+)\?", r"(?P<answer>\w+) found \d+ \w+ {0} in"),
+    (r"What had (\w+)\?", r"{0} had (?P<answer>\d+ \w+ \w+) and gave"),
+    (r"Who gave the (\w+)\?", r"(?P<answer>\w+) had \d+ \w+ {0} and gave"),
+    (r"Who took the (\w+) (\w+)\?", r"had \d+ {0} {1} and gave (?P<answer>\w+) \d"),
+    (r"Who took the (\w+)\?", r"had \d+ \w+ {0} and gave (?P<answer>\w+) \d"),
     (r"Who put the (\w+)\?", r"(?P<answer>\w+) put the {0} in"),
     (r"What did (\w+) put\?", r"{0} put (?P<answer>the \w+) in"),
     (r"Where did (\w+) put the (\w+)\?", r"{0} put the {1} in (?P<answer>the \w+ \w+)\."),
@@ -221,12 +236,29 @@ def test_a_summary_names_both_speakers_and_only_what_was_said():
         assert told & content <= said, pair
 
 
+def test_a_summarys_sums_are_those_of_the_dialogue():
+    checked = Counter()
+    for pair in pairs("summary", "validate", 400):
+        if asked := re.search(r"(\d+) (\w+)(?: and (\d+) more)? to the \w+(?:, and (\d+) more\?| for me\.)", pair.text):
+            held, thing, *steps = asked.groups()
+            total = int(held) + int(next(filter(None, steps)))
+            assert f"to take {total} {thing} to the" in pair.target
+            checked["asked"] += 1
+        for pattern in (r"I have (?P<held>\d+) (?P<thing>\w+)\. Can I give you (?P<step>\d+)\?",
+                        r"Take (?P<step>\d+) of my (?P<held>\d+) (?P<thing>\w+)\."):  # fmt: skip
+            if given := re.search(pattern, pair.text):
+                step, left = given["step"], int(given["held"]) - int(given["step"])
+                assert re.search(rf"gave \w+ {step} {given['thing']} for the \w+ bag and has {left} now\.", pair.target)
+                checked["given"] += 1
+    assert min(checked.values()) > 100  # two of five kinds each: 160
+
+
 def test_the_same_outcome_is_told_in_different_words():
     """Two of five kinds of exchange, several wordings each, with and without small talk."""
     mask = "|".join(WORDS)
     drawn = list(pairs("summary", "train", 2000))
     shapes = {re.sub(rf"\b({mask})\b", "_", pair.source) for pair in drawn}
-    outcomes = {re.sub(rf"\b({mask})\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
+    outcomes = {re.sub(rf"\b({mask}|\d+)\b|in the (morning|evening)|on that day", "_", pair.target) for pair in drawn}
     assert len(outcomes) == 5 * 4
     assert len(shapes) > 500
 
@@ -254,7 +286,7 @@ def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_l
             sums.append(f"{held} {'+' if verb == 'finds' else '-'} {step} = {after}.")
             held = after
             assert 0 <= held <= LARGEST
-        assert pair.target == f"{' '.join(sums)} So {name} has {held} {thing}."
+        assert pair.target == f"{first.group()} {' '.join(sums)} So {name} has {held} {thing}."
         lengths[len(sums)] += 1
     assert set(lengths) == {2, 3, 4}
 
@@ -306,7 +338,7 @@ def test_corrupted_texts_are_facts_and_the_pairs_of_the_same_split():
     asked = [restored(pair) for pair in drawn if "?" in restored(pair)]
     assert facts == pytest.approx(120, abs=40)  # 3 in 10; 4 standard deviations
     assert any(re.search(r"\. (Where|Who|What|When|In) .*\? .", text) for text in asked)
-    assert any(re.search(r"How many \w+ has \w+ now\? \d+ [+-]", text) for text in asked)
+    assert any(re.search(r"How many \w+ has (\w+) now\? \1 has \d+", text) for text in asked)
     assert drawn == list(corrupted("train", 400))
     assert not {pair.source for pair in drawn} & {pair.source for pair in corrupted("evaluate", 400)}
 
