@@ -8,8 +8,9 @@
 ``summary``   two exchanges between two people; the target is their outcomes in two to four sentences (SamSum in small),
               some with a sum. Small talk that the summary leaves out comes first in half of them; turns have several
               wordings.
-``count``     two people whose things come and go; the target is a worked chain for one of them: what was there, every
-              sum, and what is left. Numbers are words, so the chain's sums are look-ups among a hundred of them.
+``count``     two people whose things come and go, the one asked about in steps that are told in order; the target is a
+              worked chain: what was there, every sum, and what is left. Numbers are words, so that sums are look-ups
+              among a hundred of them.
 ``corrupted`` span corruption (Raffel et al. 2020, §3.1.4): runs of words are replaced by sentinels, and the target
               lists each sentinel with its words. Over the texts of the pairs, with question and answer, and over facts.
 
@@ -48,6 +49,7 @@ TIMES = ("In the morning", "In the evening", "On that day")
 CONTAINERS = ("box", "bag")
 STEPS = (2, 4)  # least and most sums of one person's chain
 STEP, LEAST_HELD, MOST_HELD = 9, 10, 60  # largest change at once; what may be held at first
+ORDER = ("First", "Then", "Next", "Last")  # a step of the chain is looked up by its word
 SUMS_SHARE = 0.3  # of questions: sums, which would be one in ten if all kinds were as likely
 
 
@@ -292,30 +294,31 @@ def _dialogue(rng: random.Random) -> _Item:
 # ---------------------------------------------------------------- story → worked chain
 
 
-def _chain(rng: random.Random, name: str, thing: str) -> tuple[list[str], str]:
+def _chain(rng: random.Random, name: str, thing: str, ordered: bool) -> tuple[list[str], str]:
     """(sentences about one person's things in their order; the first of them, the sums and the last number)."""
     held = rng.randint(LEAST_HELD, MOST_HELD)
     sentences, sums = [f"{name} has {held} {thing}."], []
-    for _ in range(rng.randint(*STEPS)):
+    for when in ORDER[: rng.randint(*STEPS)]:
         step = rng.randint(1, STEP)
         gains = held - step < 0 or (rng.random() < 0.5 and held + step <= LARGEST)
         after = held + step if gains else held - step
-        sentences.append(f"{name} {'finds' if gains else 'loses'} {step}.")
-        sums.append(f"{held} {'+' if gains else '-'} {step} = {after}.")
+        sentences.append(f"{f'{when} ' if ordered else ''}{name} {'finds' if gains else 'loses'} {step}.")
+        sums.append(f"{when} {held} {'+' if gains else '-'} {step} = {after}.")
         held = after
     return sentences, f"{sentences[0]} {' '.join(sums)} So {name} has {held} {thing}."
 
 
 def _story(rng: random.Random) -> _Item:
-    """Two chains told in turns, and the question about one of them."""
+    """Two chains told in turns, and the question about the one whose steps are in order."""
     people, things = rng.sample(NAMES, 2), rng.sample(THINGS, 2)
-    chains = [_chain(rng, name, thing) for name, thing in zip(people, things, strict=True)]
-    whose = [number for number, (sentences, _) in enumerate(chains) for _ in sentences]
+    asked, other = (
+        _chain(rng, name, thing, ordered) for name, thing, ordered in zip(people, things, (True, False), strict=True)
+    )
+    whose = [number for number, (sentences, _) in enumerate((asked, other)) for _ in sentences]
     rng.shuffle(whose)
-    left = [iter(sentences) for sentences, _ in chains]
-    about = rng.randrange(2)
-    question = f"How many {things[about]} has {people[about]} now?"
-    return _Item(" ".join(next(left[number]) for number in whose), question, chains[about][1])
+    left = [iter(sentences) for sentences, _ in (asked, other)]
+    question = f"How many {things[0]} has {people[0]} now?"
+    return _Item(" ".join(next(left[number]) for number in whose), question, asked[1])
 
 
 # ---------------------------------------------------------------- splits

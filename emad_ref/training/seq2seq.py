@@ -10,7 +10,7 @@ that what an early exit reads has been trained; the two models differ in the tun
 layer and ``early_read`` others, drawn anew and weighted so that the expectation is that loss: heads are dear here.
 
 The tokenizer is made of words, as SentencePiece would: every word of the texts is one piece, and bytes stand for the
-rest. A thousand and more words that the head must tell apart are what makes pruning a vocabulary mean something.
+rest. Eight hundred words that the head must tell apart are more than a pruned vocabulary keeps.
 
 This module knows nothing of how text is drawn, and of decoding.
 """

@@ -291,12 +291,12 @@ def test_generate_of_transformers_runs_on_them(bundled, words, name):
 
 
 def test_the_pre_trained_model_fills_in_what_was_hidden_and_the_tuned_one_no_longer(bundled, words):
-    """Held-out span corruption: 0.43 nats when it was made; uniform guessing would be log 544 = 6.3."""
+    """Held-out span corruption: 2.1 nats when it was made; uniform guessing would be log 1,075 = 7.0."""
     rows = [(words.encode(p.source), words.encode(p.target)) for p in corrupted("validate", 48)]
     with torch.no_grad():
         first, tuned = (float(loss_of(bundled[name], RECIPES[name], batch_of(rows, PAD_ID))[1]) for name in BUNDLED)
-    assert first < 0.6
-    assert tuned > 2
+    assert first < 2.6
+    assert tuned > 4
 
 
 def test_the_tuned_model_answers_questions_and_the_pre_trained_one_does_not(bundled, words):

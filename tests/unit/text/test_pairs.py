@@ -16,7 +16,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.text import lexicon
 from emad_ref.text.documents import SPLITS
 from emad_ref.text.lexicon import COLOURS, HOME, LARGEST, NAMES, PLACES, THINGS, TOWNS
-from emad_ref.text.pairs import CORRUPTED, SENTINELS, WINDOW, corrupt, corrupted, pairs, split_of
+from emad_ref.text.pairs import CORRUPTED, ORDER, SENTINELS, WINDOW, corrupt, corrupted, pairs, split_of
 
 SEEDS = st.integers(0, 2**32 - 1)
 KINDS = ("qa", "summary", "count")
@@ -281,12 +281,13 @@ def test_the_chain_is_the_sums_of_the_person_asked_about_and_ends_with_what_is_l
         ).groups()
         first = re.search(rf"{name} has (\d+) {thing}\.", story)
         held, sums = int(first.group(1)), []
-        for verb, step in re.findall(rf"{name} (finds|loses) (\d+)\.", story[first.end() :]):
+        for when, verb, step in re.findall(rf"(\w+) {name} (finds|loses) (\d+)\.", story[first.end() :]):
             after = held + int(step) if verb == "finds" else held - int(step)
-            sums.append(f"{held} {'+' if verb == 'finds' else '-'} {step} = {after}.")
+            sums.append(f"{when} {held} {'+' if verb == 'finds' else '-'} {step} = {after}.")
             held = after
             assert 0 <= held <= LARGEST
         assert pair.target == f"{first.group()} {' '.join(sums)} So {name} has {held} {thing}."
+        assert tuple(step.split()[0] for step in sums) == ORDER[: len(sums)]
         lengths[len(sums)] += 1
     assert set(lengths) == {2, 3, 4}
 
