@@ -1,8 +1,8 @@
 """The words of the encoder-decoders' world: made from parts, no list from elsewhere, and larger than what is kept.
 
 Early exits prune a vocabulary to a few dozen tokens; whether that costs anything shows only where more tokens than that
-are plausible. So there are two hundred names, as many things and most of that in towns, every one a single token (``training.seq2seq``),
-and ``HOME``, a fact about each name that no passage tells: it has to be remembered.
+are plausible. So there are two hundred names, as many things and most of that in towns, every one a single token
+(``training.seq2seq``), and ``HOME``, a fact about each name that no passage tells: it has to be remembered.
 
 This module knows nothing of texts.
 """

@@ -23,20 +23,16 @@ This module knows nothing of tokens or models; sentinels are words here.
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
 from emad_ref.errors import BadArgument
-from emad_ref.text.documents import SPLITS, Split
+from emad_ref.text.documents import SPLITS, Split, split_of
 from emad_ref.text.lexicon import COLOURS, HOME, LARGEST, NAMES, PLACES, THINGS
 
 TextTask = Literal["qa", "summary", "count"]
-
-# One checksum bucket in eight for each split that measures, the rest to train on.
-_BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
 
 SENTINELS = tuple(f"<extra_id_{i}>" for i in range(15))
 CORRUPTED = 0.25  # share of words; T5 has 0.15, but short texts leave too little to learn from
@@ -341,11 +337,6 @@ def read_as(task: TextTask, text: str, question: str = "") -> str:
     if task not in _SOURCES:
         raise BadArgument("task", task, f"one of {', '.join(_SOURCES)}")
     return _SOURCES[task].format(question=question, text=text)
-
-
-def split_of(text: str) -> Split:
-    """The one split in which a passage, a dialogue or a story may stand."""
-    return _BUCKETS[zlib.crc32(text.encode()) % len(_BUCKETS)]
 
 
 def _stream(kind: str, split: Split, seed: int) -> random.Random:
