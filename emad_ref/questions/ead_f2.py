@@ -8,8 +8,9 @@ the first saving that the paper reports. Where that is shown to be less than the
 and its ratios are listed as numbers: whoever may lose as much as he likes beats any decoder. Where it is not shown to
 hold, the row cannot survive.
 
-It does not apply to weights without quality, nor where the large model is not better on any task; it is unmeasured
-where a decoder of the pair does not count its work.
+It does not apply where the large model is not better on any task that is written; time and FLOPs need no score, so the
+ratios of the rule that comes nearest to the paper's first saving are listed there as numbers. Nor does it apply to
+weights without quality; it is unmeasured where a decoder of the pair does not count its work.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from emad_ref.evidence.pair.answered import described
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.ead_f1 import RESULTS
-from emad_ref.questions.paired import Raced, about, nothing_to_route, raced, speed_leg
+from emad_ref.questions.paired import Raced, about, nothing_written, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate, retained, total_ratio
 from emad_ref.verdict.legs import corrected, estimated, row, weighed
@@ -61,21 +62,35 @@ def decide(found: Found, asked: Asked) -> Verdict:
     ead, speculative, claim = found.arms["EAD"], found.arms["speculative"], asked.claim
     if ead.spent is None or speculative.spent is None:
         return asked.unmeasured("a decoder of the pair does not count its work")
-    fastest, fewest = claim.thresholds["speedup_ratio"], claim.thresholds["flop_ratio"]
-    time = total_ratio(speculative.seconds, ead.seconds, threshold=fastest)
-    work = replace(total_ratio(speculative.spent, ead.spent, threshold=fewest), unit="× fewer FLOPs")
+    gains = _gains(found.arms, asked)
     beside = [speed_leg(arm, found.new, found.arms[arm].seconds) for arm in ARMS]
     held = retained(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
-        numbers = [estimated("wall-clock", time, threshold=fastest), estimated("FLOPs", work, threshold=fewest)]
         shown = estimated(score.name, held, score.reason, found.score.kept)
-        return replace(asked.not_applicable(_lost(found.score, held)), legs=(*numbers, shown, *beside))
-    tests = [
-        weighed("wall-clock", time, "below", fastest, claim.minimum),
-        weighed("FLOPs", work, "below", fewest, claim.minimum),
-    ]
+        return replace(asked.not_applicable(_lost(found.score, held)), legs=(*_numbers(gains), shown, *beside))
+    tests = [weighed(name, gain, "below", threshold, claim.minimum) for name, (gain, threshold) in gains.items()]
     return row(claim, asked.model, [*corrected(tests, asked.other_legs), score, *beside])
+
+
+def as_numbers(arms: Mapping[str, Raced], new: int, asked: Asked) -> tuple[Leg, ...]:
+    """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
+    return (*_numbers(_gains(arms, asked)), *(speed_leg(arm, new, arms[arm].seconds) for arm in ARMS))
+
+
+def _gains(arms: Mapping[str, Raced], asked: Asked) -> dict[str, tuple[Estimate, float]]:
+    """Switching against speculation: how much faster, in how many fewer FLOPs where both are counted; thresholds."""
+    ead, speculative = arms["EAD"], arms["speculative"]
+    fastest, fewest = asked.claim.thresholds["speedup_ratio"], asked.claim.thresholds["flop_ratio"]
+    gains = {"wall-clock": (total_ratio(speculative.seconds, ead.seconds, threshold=fastest), fastest)}
+    if ead.spent is not None and speculative.spent is not None:
+        work = total_ratio(speculative.spent, ead.spent, threshold=fewest)
+        gains["FLOPs"] = replace(work, unit="× fewer FLOPs"), fewest
+    return gains
+
+
+def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
+    return [estimated(name, gain, threshold=threshold) for name, (gain, threshold) in gains.items()]
 
 
 def _score_leg(score: Score, held: Estimate, asked: Asked) -> Leg:
@@ -98,15 +113,24 @@ def _lost(score: Score, held: Estimate) -> str:
 
 
 def answer(pair: Pair, asked: Asked) -> Answer:
-    """From the timed rivals of the task most worth routing."""
-    if absent := nothing_to_route(pair, asked):
-        return absent
-    timed, task, first = pair.timing.rivals, pair.timing.task, RESULTS[0]
-    rule, paper = pair.rules.put_forward(task), asked.also("EAD-F1").claim.thresholds
+    """From the timed rivals of the task most worth routing; where there is none, their ratios as numbers."""
+    absent = nothing_written(pair, asked)
+    if absent and pair.models.without_quality:
+        return absent  # which model writes which token follows from the weights, and so does the time
+    timed = pair.timing.rivals
+    arms = raced(pair, timed, ARMS)
+    if absent:
+        return replace(absent, verdict=replace(absent.verdict, legs=as_numbers(arms, timed.new, asked)))
+    return about(pair, decide(Found(arms, timed.new, _score(pair, asked)), asked))
+
+
+def _score(pair: Pair, asked: Asked) -> Score:
+    """What the rule that was timed scores on the judged items of the timed task."""
+    task, first, paper = pair.timing.task, RESULTS[0], asked.also("EAD-F1").claim.thresholds
+    rule = pair.timing.rule
     done, alone = pair.rules.judged(rule, task), pair.rules.judged_alone(LARGE, task)
     saving, kept, wanted = pair.models.saving(done.large_share), paper[f"retained_{first}"], paper[f"saving_{first}"]
-    score = Score(task, described(rule), done.right, alone.right, saving, kept, wanted)
-    return about(pair, decide(Found(raced(pair, timed, ARMS), timed.new, score), asked))
+    return Score(task, described(rule), done.right, alone.right, saving, kept, wanted)
 
 
 QUESTION = Question("EAD-F2", "pair", answer, legs=lambda study, layers: 2, measures=True)

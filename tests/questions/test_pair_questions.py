@@ -41,12 +41,16 @@ def pair(**holders) -> SimpleNamespace:
     return SimpleNamespace(name="small + large", corpus="world tasks", fingerprint="a+b", **holders)
 
 
+NOISE = SimpleNamespace(without_quality="random weights")
+
+
 # ------------------------------------------------------------ premises
 
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
-    useless = pair(rules=SimpleNamespace(premise=lambda: "there is nothing to route", missing=lambda: ""))
+    rules = SimpleNamespace(premise=lambda: "there is nothing to route", missing=lambda: "")
+    useless = pair(rules=rules, models=NOISE)
     answer = ask(question_of(claim), useless, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "there is nothing to route")
     assert (answer.corpus, answer.fingerprint) == ("world tasks", "a+b")
@@ -54,7 +58,8 @@ def test_a_pair_with_nothing_to_route_is_not_judged(claim) -> None:
 
 @pytest.mark.parametrize("claim", ROUTED)
 def test_a_pair_that_nobody_asked_anything_is_unmeasured(claim) -> None:
-    unasked = pair(rules=SimpleNamespace(premise=lambda: "no task", missing=lambda: "no task"))
+    rules = SimpleNamespace(premise=lambda: "no task", missing=lambda: "no task")
+    unasked = pair(rules=rules, models=NOISE)
     answer = ask(question_of(claim), unasked, asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("unmeasured", "no task")
 
@@ -69,8 +74,7 @@ def test_tokens_of_options_are_nobodys(claim) -> None:
 
 @pytest.mark.parametrize("claim", SPECULATING)
 def test_weights_without_quality_are_not_judged(claim) -> None:
-    noise = pair(models=SimpleNamespace(without_quality="random weights"))
-    answer = ask(question_of(claim), noise, asked(claim, rng()))
+    answer = ask(question_of(claim), pair(models=NOISE), asked(claim, rng()))
     assert (answer.verdict.verdict, answer.verdict.reason) == ("not applicable", "random weights")
 
 
@@ -116,6 +120,23 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     shares = [leg.estimate for leg in answer.verdict.legs if leg.name.endswith("by token share")]
     assert 1 <= len(shares) <= 2
     assert answer.verdict.legs[0].name.endswith("token share less FLOPs executed")
+
+
+def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
+    """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
+    names = ("emad-nano", "emad-tiny")
+    alike = Pair(*map(load, names), Study(), Host(), names=names, savings=(0.415, 0.67), size=FEW)
+    alike.rules.__dict__["compared"] = {}
+    answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
+    assert answer.verdict.verdict == "not applicable"
+    assert "there is nothing to route" in answer.verdict.reason
+    assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 5
+    wall, flops, *speeds = answer.verdict.legs
+    assert (wall.name, flops.name) == ("wall-clock", "FLOPs")
+    spent = {arm: alike.models.spent(alike.timing.rivals.results[arm]).sum() for arm in ("EAD", "speculative")}
+    assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
+    assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in ("large", "EAD", "speculative")]
+    assert alike.timing.rule == alike.rules.nearest(alike.timing.task, 0.415)
 
 
 # ------------------------------------------------------------ rules that no simulation of one truth shows

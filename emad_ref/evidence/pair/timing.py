@@ -68,6 +68,14 @@ class Timing:
         return self._rules.writable[0]
 
     @cached_property
+    def rule(self) -> SwitchingRule:
+        """How EAD switches while it is timed: as put forward where there is something to route, else as comes nearest
+        to the first of the paper's savings."""
+        if self._rules.written:
+            return self._rules.put_forward(self.task)
+        return self._rules.nearest(self.task, self._rules.savings[0])
+
+    @cached_property
     def new(self) -> int:
         """New tokens of a timed request, no stop token: as many as the large model's answers take on average."""
         return round(float(self._rules.judged_alone(LARGE, self.task).emitted.mean()))
@@ -102,15 +110,17 @@ class Timing:
 
     @cached_property
     def rivals(self) -> Timed:
-        """``large``, ``speculative``, and ``EAD`` as put forward where there is something to route.
+        """``large``, ``speculative``, and ``EAD`` by ``rule``.
 
         Raises:
             Refuted: speculation that emitted other tokens than the large model, and no tie excuses it.
         """
         with self._models.partners() as (small, large):
-            arms = {"large": alone(large.decoder), "speculative": speculating(small, large)}
-            if self._rules.written:
-                arms["EAD"] = switching(small, large, self._rules.put_forward(self.task))
+            arms = {
+                "large": alone(large.decoder),
+                "speculative": speculating(small, large),
+                "EAD": switching(small, large, self.rule),
+            }
             timed = self.timed(arms, self._pairs)
         self._require_lossless(timed)
         return timed
