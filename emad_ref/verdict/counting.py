@@ -42,6 +42,10 @@ class TaskAt:
 
     Raises:
         BadArgument: a guess that is no share, or a saving that is none.
+
+    >>> nobody = ByItem.distinct(np.zeros(4, dtype=bool))
+    >>> TaskAt(nobody, nobody, guess=0.25, saving=0.004).standing
+    'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
     """
 
     full: ByItem
@@ -77,12 +81,7 @@ class TaskAt:
 
     @cached_property
     def standing(self) -> str:
-        """Why the task does not count, in a few words with the numbers; empty where it does.
-
-        >>> nobody = ByItem.distinct(np.zeros(4, dtype=bool))
-        >>> TaskAt(nobody, nobody, guess=0.25, saving=0.004).standing
-        'not solved: 0.0 % right, 25.0 % by guessing; not exercised: saves 0.4 %'
-        """
+        """Why the task does not count, in a few words with the numbers; empty where it does."""
         full, _ = self.accuracy
         reasons = []
         if not self.solved:
