@@ -30,7 +30,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.front import Front, Mixture, Mixtures, Sheet, front, lower_hulls, mixtures
 from emad_ref.verdict.claims import Claim, Leg
-from emad_ref.verdict.interval import Estimate, document_draws
+from emad_ref.verdict.interval import Estimate, document_draws, resamples_for
 from emad_ref.verdict.legs import LEVEL, Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
@@ -91,8 +91,8 @@ class Met:
 
 
 def enough_for(legs: int) -> int:
-    """Bootstrap samples whose smallest p-value is half of what Holm asks of the first of so many legs."""
-    return max(RESAMPLES, math.ceil(2 * legs / LEVEL))
+    """Bootstrap samples for so many legs: each chooses two fronts anew, so that fewer are drawn than elsewhere."""
+    return resamples_for(legs, LEVEL, RESAMPLES)
 
 
 def at_equal_flops(

@@ -49,13 +49,13 @@ class Estimate:
     noun: str
 
 
-def resamples_for(family: int, level: float = 0.05) -> int:
-    """Bootstrap samples that let a p-value fall below ``level / family``, Holm's smallest level, twice over.
+def resamples_for(family: int, level: float = 0.05, least: int = RESAMPLES) -> int:
+    """Bootstrap samples, at ``least`` so many, whose smallest p-value is half of Holm's smallest, ``level / family``.
 
     ``RESAMPLES``, which every function here draws by itself, do for any run that gates every row on two models;
     whoever judges more legs draws with ``document_draws``.
     """
-    return max(RESAMPLES, math.ceil(2 * family / level))
+    return max(least, math.ceil(2 * family / level))
 
 
 def document_draws(documents: int, resamples: int, rng: np.random.Generator) -> Floats:

@@ -652,12 +652,18 @@ def test_the_correlations_interval_misses_the_truth_as_often_as_it_says(n):
     [
         ([1.0, 2.0, 3.0], [4, 4, 4], "document=1, but"),
         ([2.0, 2.0, 2.0], [0, 1, 2], "a constant column"),
-        ([2.0, 2.0, 3.0], [0, 1, 2], "a constant column"),
     ],
 )
 def test_what_has_no_spread_has_no_correlation(a, document, message):
     with pytest.raises(BadArgument, match=message):
         correlation(np.array(a), np.array([1.0, 2.0, 3.0]), np.array(document))
+
+
+def test_a_correlation_that_one_document_makes_bounds_nothing():
+    found = correlation(np.array([2.0, 2.0, 3.0]), np.array([1.0, 2.0, 3.0]), np.array([0, 1, 2]))
+    assert found.value == pytest.approx(math.sqrt(0.75))
+    assert (found.low, found.high, found.p_above, found.p_below) == (-1.0, 1.0, 1.0, 1.0)
+    assert "one document holds all the spread" in found.method
 
 
 # --- time ---------------------------------------------------------------------------------------------------------
