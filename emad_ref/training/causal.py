@@ -29,7 +29,7 @@ RECIPES = {
     for recipe in (
         Recipe("emad-tiny", early_exit=((4, 0.25), (8, 0.25))),
         Recipe("emad-tiny-plain", steps=1800),
-        Recipe("emad-nano", layers=4, hidden=64, steps=4000),
+        Recipe("emad-nano", layers=4, hidden=64, steps=3000),
     )
 }
 
