@@ -42,7 +42,7 @@ class Budget:
 BUDGETS: dict[str, Budget] = {
     budget.name: budget
     for budget in (
-        Budget("smoke", 10, 100, 60, 200, 800, 30, (1, 4), 64, 32),
+        Budget("smoke", 10, 100, 60, 200, 400, 30, (1, 4), 64, 32),
         Budget("standard", 50, 300, 150, 400, 1000, 60, (1, 4, 16), 128, 128),
         Budget("full", 200, 1000, 500, 2000, 2400, 200, (1, 8, 32), 256, 256),
     )

@@ -30,7 +30,7 @@ from tests.questions.simulation import asked
 
 ROUTED = ("EAD-F1", "EAD-F2", "EAD-A1", "EAD-A2", "EAD-A3", "EAD-A4")
 SPECULATING = ("EMAD-E8", "EMAD-R5")
-FEW = Sizes(compared=2, tried=2, judged=8, calibrate=4, reported=2)
+FEW = Sizes(compared=2, tried=2, thresholds=15, judged=8, calibrate=4, reported=2)
 
 
 def rng() -> np.random.Generator:

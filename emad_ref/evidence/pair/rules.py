@@ -33,7 +33,6 @@ from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.units import ByItem
 
 WORTH_ROUTING = 0.10  # accuracy by which the large model must be better on a task
-QUANTILES = 15  # thresholds tried with either model first
 SHORT = 4  # answers hold w and d_min at least so many times
 
 
@@ -187,7 +186,7 @@ class Rules:
         with either model first, and either model alone."""
         own = constants or self.constants(task)
         if (task, own) not in self._families:
-            taus = thresholds(self.rolling_bits(task, own.window), QUANTILES)
+            taus = thresholds(self.rolling_bits(task, own.window), self.size.thresholds)
             rules = [SwitchingRule(tau, own.window, own.least_run, start) for start in (SMALL, LARGE) for tau in taus]
             rules += [self.answers.never(model) for model in (SMALL, LARGE)]
             done = self.answers.switched_all(rules, task, "validate", self.size.tried)

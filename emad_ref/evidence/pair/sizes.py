@@ -11,18 +11,20 @@ class Sizes:
 
     No rule is chosen on fewer than 60 (METHODS, "EAD rules"), and 100 judged items are the least that falsify.
 
-    ``calibrate``: documents behind EMAD's thresholds of either model; ``reported``: pairs of a row that only reports.
+    ``thresholds``: tried with either model first; ``calibrate``: documents behind EMAD's thresholds of either model;
+    ``reported``: pairs of a row that only reports.
     """
 
     compared: int
     tried: int
+    thresholds: int
     judged: int
     calibrate: int
     reported: int
 
 
 SIZES: dict[str, Sizes] = {
-    "smoke": Sizes(120, 60, 120, 30, 8),
-    "standard": Sizes(200, 120, 300, 100, 30),
-    "full": Sizes(400, 150, 800, 300, 60),
+    "smoke": Sizes(120, 60, 7, 120, 30, 8),
+    "standard": Sizes(200, 120, 15, 300, 100, 30),
+    "full": Sizes(400, 150, 15, 800, 300, 60),
 }

@@ -39,7 +39,7 @@ from emad_ref.verdict.units import ByItem
 
 NAMES = ("emad-nano", "emad-tiny")
 SAVINGS = (0.415, 0.67)
-FEW = Sizes(compared=4, tried=2, judged=4, calibrate=4, reported=2)
+FEW = Sizes(compared=4, tried=2, thresholds=15, judged=4, calibrate=4, reported=2)
 TASK = "inventory"
 ITEMS = (TASK, "evaluate", FEW.judged)
 

@@ -23,7 +23,7 @@ from emad_ref.tasks.ways import Way
 from tests.unit.tasks.test_datasets import write
 
 NAMES = ("emad-nano", "emad-tiny")
-FEW = Sizes(compared=6, tried=6, judged=6, calibrate=4, reported=2)
+FEW = Sizes(compared=6, tried=6, thresholds=15, judged=6, calibrate=4, reported=2)
 WORDS = ("tea", "jar", "cup", "box", "bag", "hat", "key", "map", "pen", "pot", "cap", "can")
 
 
