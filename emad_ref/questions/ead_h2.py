@@ -4,8 +4,8 @@ For each of the paper's savings the rule of the paper's w and d_min (shortened a
 validation: saved by token share, by tokens processed, by FLOPs executed, all of the large model alone. A model that
 takes over for the first time reads the prompt too: what the large model alone reads once, a pair reads up to twice.
 
-Nothing here is a score. On the tasks worth routing where there are any; else on the first that is written; where no
-task is at hand, or the weights have no quality, on plain documents.
+Nothing here is a score. On the two tasks most worth routing where there are any; else on the first that is written;
+where no task is at hand, or the weights have no quality, on plain documents.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import about
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import counted, row
+
+TASKS = 2  # what is read again follows from lengths and switches, and differs little between tasks
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _lost_by(task: str, charged: Charged, parameters: tuple[float, float]) -> li
 def answer(pair: Pair, asked: Asked) -> Answer:
     """Each rule once, though it may be nearest to both savings."""
     sizes, rules = pair.models.parameters, pair.rules
-    tasks = [] if pair.models.without_quality else rules.written
+    tasks = [] if pair.models.without_quality else rules.written[:TASKS]
     found = Found(
         {task: _charges(pair, task) for task in tasks or rules.writable[:1]},
         (sizes["small_parameters"], sizes["large_parameters"]),

@@ -123,7 +123,7 @@ def test_the_bundled_pair_emits_what_the_large_one_emits(rows):
     tiny, nano = load("emad-tiny"), load("emad-nano")
     assert shared_vocabulary(nano, tiny) == nano.geometry.vocabulary
     walked, drafting = CausalStepper(tiny.model), CausalStepper(nano.model)
-    texts = documents("world:premise", "evaluate", seed=5)
+    texts = documents("world:premise", "evaluate", seed=7)
     prompts = [Prompt(np.array(tiny.tokenizer(next(texts))["input_ids"][:n])) for n in (40, 23, 35, 31)[:rows]]
     verifier = partner(walked, full_depth(12))
     own = verifier.decoder.generate(prompts, BUNDLED_NEW)

@@ -24,7 +24,7 @@ class Sizes:
 
 
 SIZES: dict[str, Sizes] = {
-    "smoke": Sizes(120, 60, 7, 120, 30, 8),
+    "smoke": Sizes(60, 60, 7, 120, 30, 8),
     "standard": Sizes(200, 120, 15, 300, 100, 30),
     "full": Sizes(400, 150, 15, 800, 300, 60),
 }

@@ -22,7 +22,7 @@ from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, 
 from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.rules import PAPER, QUANTILES, Compared, Constants
+from emad_ref.evidence.pair.rules import PAPER, Compared, Constants
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
 from emad_ref.evidence.pair.timing import Timed, alone, speculating
@@ -281,7 +281,7 @@ def test_rules_are_tried_with_either_model_first_and_both_models_alone_are_among
     ends = [bundled.answers.never(model) for model in (SMALL, LARGE)]
     assert [tried[rule].large_share for rule in ends] == [0.0, 1.0]
     starts = [rule.start for rule in tried if rule not in ends]
-    assert starts.count(SMALL) == starts.count(LARGE) <= QUANTILES
+    assert starts.count(SMALL) == starts.count(LARGE) <= FEW.thresholds
     assert {(rule.window, rule.least_run) for rule in tried if rule not in ends} == {(own.window, own.least_run)}
     assert bundled.rules.called(ends[0]) == "the small model alone"
     assert bundled.rules.tried(TASK) is tried
