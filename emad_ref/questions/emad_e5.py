@@ -20,7 +20,7 @@ from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.exact import judge_exact
 from emad_ref.verdict.legs import counted, row
 
-REQUESTS, NEW, LENGTH = 2, 24, 8  # tokens of a request: new ones, and of its prompt
+REQUESTS, NEW, LENGTH = 6, 24, 8  # tokens of a request: new ones, and of its prompt; of two none may ever fall
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     with evidence.subject.open(evidence.bridging.probing_point) as decoder:
         if not decoder.capabilities.counted:
             reason = "the decoder does not count its work"
-            return Answer(asked.not_applicable(reason), fingerprint=evidence.fingerprint)
+            return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
         found = blocks_of(evidence, decoder)
-    return Answer(decide(found, asked), fingerprint=evidence.fingerprint)
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint)
 
 
 def blocks_of(evidence: Evidence, decoder: Decoder) -> Found:

@@ -41,7 +41,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -533,11 +532,11 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
 
 
 def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> Splits:
-    """``items`` examples of one of the world's own tasks; splits never share an example's seed."""
+    """``items`` examples of one of the world's own tasks; splits share none."""
     names = {"train": "train", "validation": "validate", "test": "evaluate"}
 
     def load(split: str) -> list[Sample]:
-        examples = islice(world.examples(world_task, names[split], items, seed), items)  # type: ignore[arg-type]
+        examples = world.examples(world_task, names[split], items, seed)  # type: ignore[arg-type]
         return [
             {
                 "prompt": example.prompt,

@@ -140,13 +140,15 @@ def test_copying_is_not_replayed_and_says_why() -> None:
 # two sequences of which the first starts at position 3, the second at 0; ceiling 3 of 4 layers
 PLACES = Places(np.array([3, 4, 5, 6, 0, 1]), np.array([0, 4, 6]))
 DEPTH = np.array([3, 1, 2, 1, 1, 2])
-RAN = {  # per layer 1 … 4: (tokens, context, fills), worked out by hand
-    "once": [(6, 25, 0), (3, 12, 0), (1, 4, 0), (0, 0, 0)],
-    "eagerly": [(6, 25, 0), (6, 25, 0), (1, 4, 5), (0, 0, 0)],
+ALL, FIRST, NONE = [4, 5, 6, 7, 1, 2], [4, 0, 0, 0, 0, 0], [0] * 6
+RAN = {  # per layer 1 … 4: keys of each token, worked out by hand
+    "once": [ALL, [4, 0, 6, 0, 0, 2], FIRST, NONE],
+    "eagerly": [ALL, ALL, FIRST, NONE],
     # layer 2: the second token runs with the third, against its 6 keys; the fifth with the sixth, against 2; the
     # fourth never
-    "deferred": [(6, 25, 0), (5, 4 + 6 + 6 + 2 + 2, 0), (1, 4, 0), (0, 0, 0)],
+    "deferred": [ALL, [4, 6, 6, 0, 2, 2], FIRST, NONE],
 }
+FILLED = {"eagerly": {3: [False, True, True, True, True, True]}}  # layer → tokens of which it writes K and V alone
 WAYS: dict[ScheduleName, str] = {
     "monotone": "once",
     "positional": "once",
@@ -158,8 +160,10 @@ WAYS: dict[ScheduleName, str] = {
 
 @pytest.mark.parametrize("name", EXACT)
 def test_work_that_depths_imply(name: ScheduleName) -> None:
-    ran = SCHEDULES[name].in_replay().ran
-    assert [tuple(ran(PLACES, DEPTH, layer, 3)) for layer in range(1, 5)] == RAN[WAYS[name]]
+    ran = [SCHEDULES[name].in_replay().ran(PLACES, DEPTH, layer, 3) for layer in range(1, 5)]
+    assert [each.keys.tolist() for each in ran] == RAN[WAYS[name]]
+    filled = {layer: each.fills.tolist() for layer, each in enumerate(ran, start=1) if each.fills is not None}
+    assert filled == FILLED.get(WAYS[name], {})
 
 
 def test_places_count_within_their_sequences() -> None:

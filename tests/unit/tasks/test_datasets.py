@@ -470,5 +470,6 @@ def test_the_worlds_splits_are_seeded_and_differ():
     one, again = world_splits(world_task="facts", items=5), world_splits(world_task="facts", items=5)
     assert one["test"].to_list() == again["test"].to_list()
     assert len(one["test"]) == 5
-    assert one["test"][0]["answer"] in one["test"][0]["options"]
+    assert one["test"][0]["prompt"].endswith("?")
+    assert one["test"][0]["answer"].count(" key is in the ") == 5
     assert one["validation"].to_list() != one["test"].to_list()
