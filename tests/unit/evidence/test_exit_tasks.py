@@ -173,7 +173,7 @@ def test_limits_of_new_tokens_are_those_of_the_task(made, data: Path, monkeypatc
         asked.append(int(run.exits.under(task, run.exits.full).exited.tokens.values[0]))
     assert asked == [30, 128]
     assert {name: task.new for name, task in TASKS.items()} == {
-        "qa": 8, "summary": 40, "count": 36, "squad": 30, "samsum": 128,
+        "qa": 8, "summary": 44, "count": 44, "squad": 30, "samsum": 128,
     }  # fmt: skip
 
 
@@ -257,7 +257,7 @@ def test_what_calibrates_is_about_other_texts_each_about_its_own(made, data: Pat
 def test_an_honest_guess_is_the_commonest_answer_or_what_the_source_offers(made, data: Path) -> None:
     worlds = made(bundled=True).exits.asked
     guessed = {task: float(worlds.guessed(task).mean()) for task in WORLD_TASKS}
-    assert guessed == pytest.approx({"qa": 0.03, "summary": 0.44, "count": 0.01}, abs=0.02)  # a lead is half a summary
+    assert guessed == pytest.approx({"qa": 0.03, "summary": 0.41, "count": 0.01}, abs=0.02)  # a lead is half a summary
     same = [{"id": str(n), "dialogue": f"Ada: {n}?\nBob: Yes.", "summary": "Bob agrees."} for n in range(300)]
     write(data / "samsum/val.json", same)
     pytest.importorskip("rouge_score", reason="the extra `tasks` is not installed")
