@@ -76,7 +76,7 @@ def test_executed_blocks_are_the_sum_of_depths(nano: Loaded):
     assert moved == 0.0
     assert 0 < executed == decided < 1
     assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 3
-    assert (answer.corpus, answer.fingerprint) == ("", nano.fingerprint)
+    assert (answer.corpus, answer.fingerprint) == ("self", nano.fingerprint)
 
 
 def test_work_that_is_not_counted_cannot_be_compared(nano: Loaded):
