@@ -1,7 +1,7 @@
 """What vulture cannot see being used, and why it stays: names for `vulture`, never run."""
 
 # attributes and hooks that libraries read
-do_sample, top_k, top_p, decoder_start_token_id  # transformers' generation config
+do_sample, top_k, top_p, decoder_start_token_id, cache_implementation, _compile_all_devices  # transformers' generation
 self_attention_cache, cross_attention_cache, is_updated, get_seq_length  # what T5's attention asks of a cache
 pre_tokenizer, post_processor  # tokenizers' pipeline
 mode, ignored, cache_hook  # parameters that a library's interface passes
@@ -20,3 +20,4 @@ idle_power_w  # what `EnergyReadings.joules_per_token(idle_w=…)` takes
 problems_in  # HumanEval's own file, for whoever scores without lm-eval
 hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
 derived_work  # the derivation that laws hold counted work against
+catch_up_tokens  # of one switched text: laws hold many texts at once against it

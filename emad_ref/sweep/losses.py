@@ -23,8 +23,7 @@ class Loss:
     """One row. Reductions are shares of full-depth FLOPs of the same decode steps; ``net`` charges everything executed.
 
     ``nll_nats`` [sequences] sums at the point's depths; perplexities are exp(Σ nll / Σ tokens), infinite as soon as a
-    pruned vocabulary has lost one next token. ``accuracy``: share of next tokens told right, which compares every rule;
-    ``accuracy_lost``: how much of full depth's.
+    pruned vocabulary has lost one next token. ``accuracy``: share of next tokens told right, which compares every rule.
     """
 
     point: OperatingPoint
@@ -38,7 +37,6 @@ class Loss:
     perplexity: float
     perplexity_rise: float
     accuracy: float
-    accuracy_lost: float
 
 
 def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> Loss:
@@ -47,7 +45,6 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
     depth = replayed.depth
     values, counts = np.unique(depth, return_counts=True)
     mean, mean_reference = replayed.nll_nats.mean(), reference.nll_nats.mean()
-    right, right_reference = (float((each.top1 == trace.target).mean()) for each in (replayed, reference))
     return Loss(
         point=replayed.point,
         mean_depth=float(depth.mean()),
@@ -59,8 +56,7 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
         nll_nats=sums(trace, replayed.nll_nats),
         perplexity=float(np.exp(mean)),
         perplexity_rise=float(np.expm1(mean - mean_reference)),
-        accuracy=right,
-        accuracy_lost=right_reference - right,
+        accuracy=float((replayed.top1 == trace.target).mean()),
     )
 
 

@@ -69,7 +69,6 @@ def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
     told[:4, [1, 5]] = trace.target[:4, None]
     (row,) = loss_table(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
     assert row.accuracy == pytest.approx(2 / 5), "positions 0 and 4, at layers 6 and 2"
-    assert row.accuracy_lost == pytest.approx(4 / 5 - 2 / 5)
 
 
 def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
