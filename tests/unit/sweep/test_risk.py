@@ -158,8 +158,8 @@ def test_the_promise_holds_over_repeated_calibrations_and_is_worth_something(rec
     """P(true risk ≤ δ) ≥ 1 − ε over 1,000 calibration sets, and not by staying at full depth."""
     chosen = repeated()
     saved = np.mean([each.blocks_saved for each in chosen])
-    record_property("coverage", held(chosen))
-    record_property("blocks_saved", saved)
+    record_property("coverage", float(held(chosen)))
+    record_property("blocks_saved", float(saved))
     assert held(chosen) >= 1 - LEVEL
     assert np.mean([each.certificate.index is not None for each in chosen]) >= 0.5
     assert saved > 3.0  # of 12; the loosest admissible threshold saves 5
