@@ -63,7 +63,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     if ead.spent is None or speculative.spent is None:
         return asked.unmeasured("a decoder of the pair does not count its work")
     gains = _gains(found.arms, asked)
-    beside = [speed_leg(arm, found.new, found.arms[arm].seconds) for arm in ARMS]
+    beside = _speeds(found.arms, found.new)
     held = retained(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
@@ -75,7 +75,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 def as_numbers(arms: Mapping[str, Raced], new: int, asked: Asked) -> tuple[Leg, ...]:
     """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
-    return (*_numbers(_gains(arms, asked)), *(speed_leg(arm, new, arms[arm].seconds) for arm in ARMS))
+    return (*_numbers(_gains(arms, asked)), *_speeds(arms, new))
 
 
 def _gains(arms: Mapping[str, Raced], asked: Asked) -> dict[str, tuple[Estimate, float]]:
@@ -87,6 +87,10 @@ def _gains(arms: Mapping[str, Raced], asked: Asked) -> dict[str, tuple[Estimate,
         work = total_ratio(speculative.spent, ead.spent, threshold=fewest)
         gains["FLOPs"] = replace(work, unit="× fewer FLOPs"), fewest
     return gains
+
+
+def _speeds(arms: Mapping[str, Raced], new: int) -> list[Leg]:
+    return [speed_leg(arm, new, arms[arm].seconds) for arm in ARMS]
 
 
 def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:

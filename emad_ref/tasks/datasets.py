@@ -541,7 +541,6 @@ def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored:
             {
                 "prompt": example.prompt,
                 "answer": example.answer,
-                "options": list(example.options),
                 "check": example.check,
                 "guess": example.chance,
             }

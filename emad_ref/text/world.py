@@ -241,16 +241,11 @@ SHARES = {"inventory": 0.16, "facts": 0.14, "chart": 0.12, "code": 0.06, "recall
 
 def curriculum(split: Split, rng: random.Random) -> Documents:
     """What the bundled models are trained on: both corpora and the tasks in fixed shares."""
-    makers = {maker.__name__: maker for _, maker in PASSAGES}
-    items = {task: _items(task, split, rng) for task in TASKS}
-    weights = [share for share, _ in PASSAGES] + list(SHARES.values())
+    passages = [_each(maker)(split, rng) for _, maker in PASSAGES]
+    worked = [(item.prompt + item.answer for item in _items(task, split, rng)) for task in SHARES]
+    weights = [*(share for share, _ in PASSAGES), *SHARES.values()]
     while True:
-        (kind,) = rng.choices([*makers, *SHARES], weights)
-        if kind in makers:
-            yield makers[kind](rng)
-        else:
-            item = next(items[kind])
-            yield item.prompt + item.answer
+        yield next(rng.choices([*passages, *worked], weights)[0])
 
 
 def _each(maker: Callable[[random.Random], str]) -> Callable[[Split, random.Random], Documents]:
