@@ -48,6 +48,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
+from emad_ref.models.filling import require_filled, require_finite
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
@@ -131,10 +132,7 @@ class Loaded:
 
         In an encoder-decoder it is the decoder's start token: the whole of a usual decoder prompt.
         """
-        config = self.model.config.get_text_config()
-        names = ("decoder_start_token_id",) if _reads_a_source(config) else ("bos_token_id", "eos_token_id")
-        candidates = (getattr(config, name, None) for name in names)
-        return next((candidate for candidate in candidates if isinstance(candidate, int)), None)
+        return _opening_of(self.model.config.get_text_config())
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,8 @@ def load(
     Raises:
         BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, two
             different ones or an empty one, a device that this machine does not have, ``auto`` without accelerate or
-            without room for the model, weights that hold NaN or infinity.
+            without room for the model, a checkpoint that does not fill the model (``models.filling``), weights that
+            hold NaN or infinity, files that transformers cannot read.
         ModelUnavailable: weights that cannot be had.
     """
     source, revision = _source_and_revision(name, revision)
@@ -187,7 +186,7 @@ def load(
     if precision == torch.float64 and geometry_of(model.config).experts:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
-    _require_finite(name, model)
+    require_finite(name, model)
     return Loaded(
         name=name,
         model=model,
@@ -245,17 +244,6 @@ def _placed(name: str, model: Any, device: str | torch.device) -> tuple[Any, dic
         )
     placed = accelerate.dispatch_model(model, spread, skip_keys=model._skip_keys_device_placement)
     return placed, {module: str(place) for module, place in spread.items()}
-
-
-def _require_finite(name: str, model: Any) -> None:
-    for parameter, values in model.named_parameters():
-        if not bool(torch.isfinite(values).all()):
-            raise BadArgument(
-                "name",
-                name,
-                "finite weights",
-                f"{parameter} holds NaN or infinity in {values.dtype}: fetch or save the checkpoint again",
-            )
 
 
 def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
@@ -339,20 +327,48 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     where = _where(source, commit)
     config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
     anatomy_of(config.get_text_config())  # before gigabytes are fetched
-    model = _reach(
-        source,
-        name,
-        lambda: _class_of(config).from_pretrained(
-            source.place, config=config, dtype=dtype, trust_remote_code=False, weights_only=True, **where
-        ),
-    )
+    _require_config(config.get_text_config())
+    model, found = _reach(source, name, lambda: _read(source.place, config, dtype, where))
+    require_filled(name, model, found)
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
         return model, None
     return model, _reach(source, name, lambda: _tokenizer(source.place, **where))
 
 
+def _require_config(config: Any) -> None:
+    """Transformers takes any whole number for the length of its tables, and any id for a token."""
+    for name in ("max_position_embeddings", "n_positions"):
+        if getattr(config, name, 2) < 2:  # a token and the one that follows it
+            raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
+    opening = _opening_of(config)
+    if opening is not None and not 0 <= opening < config.vocab_size:
+        expected = f"0–{config.vocab_size - 1}, as vocab_size says"
+        raise BadArgument("config's first token id", opening, expected, "mend bos_token_id in config.json")
+
+
+def _read(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The model, and which of its tensors the files did not fill: ``filling`` refuses those by name."""
+    found: tuple[Any, dict[str, Any]] = _class_of(config).from_pretrained(
+        place,
+        config=config,
+        dtype=dtype,
+        trust_remote_code=False,
+        weights_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **where,
+    )
+    return found
+
+
 def _reads_a_source(config: Any) -> bool:
     return row_of(config.get_text_config().model_type).reads_a_source
+
+
+def _opening_of(config: Any) -> int | None:
+    names = ("decoder_start_token_id",) if _reads_a_source(config) else ("bos_token_id", "eos_token_id")
+    candidates = (getattr(config, name, None) for name in names)
+    return next((candidate for candidate in candidates if isinstance(candidate, int)), None)
 
 
 def _class_of(config: Any) -> Any:
@@ -382,7 +398,7 @@ def _tokenizer(place: str, **where: Any) -> Any:
 
 
 def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
-    """Run one ``from_pretrained``; every way it fails for want of files becomes one error."""
+    """Run one ``from_pretrained``; every way it fails for want of files, or by what they hold, becomes one error."""
     try:
         return action()
     except (OSError, HfHubHTTPError) as error:
@@ -400,9 +416,12 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
         raise BadArgument(
             "name", name, "weights that hold tensors and nothing else", "convert them to safetensors"
         ) from error
-    except ValueError as error:
+    except Exception as error:  # config, weights and tokenizer are anybody's: a damaged one raises whatever it raises
         raise BadArgument(
-            "name", name, "a family that transformers knows without code from the repository", _first_line(error)
+            "name",
+            name,
+            "a family that transformers knows without code from the repository, and files that it can read",
+            f"{type(error).__name__}: {' '.join(str(error).split())[:300]}; fetch or save them again",
         ) from error
 
 
