@@ -287,8 +287,21 @@ class Published:
         bound = f"; --emad-budget smoke stops at {self.limit}, --emad-limit sets another number" if bounded else ""
         return (
             f"{self._subject.name}: lm-eval's {tasks}: contexts of up to {self._subject.stepper.max_positions} tokens, "
-            f"longer ones lose their beginning ({cut}); no margin is chosen on them{bound}"
+            f"longer ones lose their beginning ({cut}); no margin is chosen on them{bound}{self._ended}"
         )
+
+    @property
+    def _ended(self) -> str:
+        """How many generated programs were ended in the sandbox, which is not what a wrong answer is."""
+        from emad_ref.tasks.humaneval import ENDED
+
+        said = [
+            f"{int(scores.sum())} of {name}'s programs {ENDED[metric]}"
+            for name in self.scored
+            for (metric, _), scores in self.result(name, self._subject.full).others.items()
+            if metric in ENDED and scores.any()
+        ]
+        return f"; at full depth {', '.join(said)}, which counts as not solved" if said else ""
 
 
 def _new_tokens(task: Any) -> int:

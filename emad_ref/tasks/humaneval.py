@@ -24,6 +24,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.tasks.sandbox import Result, run_program
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # what follows a function at the margin is not part of it
+ENDED: dict[str, str] = {  # outcomes that are no wrong answer: what a sentence says of such programs
+    "timeout": "ran out of time",
+    "memory": "ran out of memory",
+    "killed": "ended by a signal",
+}
 NAMES = ("HumanEval.jsonl", "HumanEval.jsonl.gz")
 
 

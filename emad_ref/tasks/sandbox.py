@@ -14,8 +14,15 @@ systems that permit namespaces to bubblewrap only. A backend counts as available
 the above (``PROBE``) and seen it refused. Without one ``run_program`` raises SandboxUnavailable: code is either
 confined or not executed.
 
-``passed`` means that the program ran to its last line: ``exit()`` before the asserts passes nothing. A program that is
-out to deceive its own asserts can do so, here as in any judge that shares a process with what it judges.
+``passed`` means that the program ran to its last line: ``exit()`` before the asserts passes nothing, whatever the exit
+code, and what became of stdout does not matter. The proof is a random token. It reaches the program's interpreter on a
+page of memory shared with the caller, leaves the page before the program starts, and is put back behind its last line.
+In between no Python object that frames, modules or the garbage collector lead to refers to it: it is the argument of a
+call that C code makes, which has let go of the list it came from. No file descriptor leads to the page.
+
+What stays possible, here as in any judge that shares a process with what it judges: a program that is out to deceive
+its own asserts (a result whose ``__eq__`` is always true, a trace function that skips lines), and one that searches the
+interpreter's memory, byte by byte, with ctypes.
 
 This module knows nothing of tasks, models, or whether the user has allowed code to be run: its caller asks for that.
 """
@@ -25,10 +32,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import hmac
 import json
 import math
 import os
 import platform
+import secrets
 import select
 import selectors
 import shutil
@@ -54,7 +63,8 @@ FILE_BYTES = 8 << 20
 OPEN_FILES = 64
 LEAST_MEMORY_BYTES = 64 << 20  # below this the interpreter itself does not start
 NOBODY = 65534
-ENDED, OUT_OF_MEMORY = 93, 94  # exit codes of the launcher; 0 would also be what os._exit(0) gives
+OUT_OF_MEMORY = 94  # exit code of the launcher
+TOKEN_BYTES, PAGE_BYTES = 32, 4096
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
@@ -64,21 +74,36 @@ ENVIRONMENT = {
 }
 
 # The program's own interpreter starts here, confined already. Limits come last, so that they bind the program alone.
+# Nothing below catches what the program raises: a handler is a line, and a trace function may jump from any.
 LAUNCHER = f"""
-import os, resource, sys, types
-for limit in sys.argv.pop().split():
+import contextlib, mmap, os, resource, sys, types
+limits, channel = sys.argv.pop(), int(sys.argv.pop())
+unused = os.dup(channel)
+os.close(unused)
+page = mmap.mmap(channel, {PAGE_BYTES})
+os.close(channel)
+os.close(unused)  # mmap keeps a duplicate, under the lowest free number: the mapping lives without it
+held = [page[:{TOKEN_BYTES}]]
+page[:] = bytes({PAGE_BYTES})
+def run(token):
+    del token  # the sort's own memory holds it now, and nothing else
+    exec(compile(sys.stdin.buffer.read(), "<program>", "exec"), vars(main))
+def ended(kind, error, trace):
+    if issubclass(kind, MemoryError):
+        os._exit({OUT_OF_MEMORY})
+    sys.__excepthook__(kind, error, trace)
+sys.excepthook = ended
+sys.modules["__main__"] = main = types.ModuleType("__main__")
+for limit in limits.split():
     name, value = limit.split("=")
     over = 1 if name == "RLIMIT_CPU" else 0  # at the first limit a signal that says why, at the second the end
     resource.setrlimit(getattr(resource, name), (int(value), int(value) + over))
-sys.modules["__main__"] = main = types.ModuleType("__main__")
-try:
-    exec(compile(sys.stdin.buffer.read(), "<program>", "exec"), vars(main))
-    sys.stdout.flush()
-except MemoryError:
-    os._exit({OUT_OF_MEMORY})
-except SystemExit as left:
-    sys.exit(f"the program left by SystemExit({{left.code!r}}) before its last line")
-os._exit({ENDED})
+held.sort(key=run)  # a list that is being sorted looks empty to everybody else
+page[:{TOKEN_BYTES}] = held[0]
+for stream in (sys.stdout, sys.__stdout__):
+    with contextlib.suppress(BaseException):  # closed, or replaced by anything: the program has passed
+        stream.flush()
+os._exit(0)
 """
 
 # Succeeds only where everything that matters is refused.
@@ -111,6 +136,8 @@ class Result:
 
     ``outcome``    ``passed``: ran to its last line. ``failed``: an exception, or it left early. ``timeout``: wall-clock
                    or CPU time was up. ``memory``: ended by MemoryError. ``killed``: by a signal (a crash, as a rule).
+                   Of those that did not pass it is the program's own exit code that tells them apart, so a hostile one
+                   chooses among them.
     ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced.
     ``exit_code``  0 if passed, 128 + signal if killed, None if the wall clock ended it.
     ``truncated``  whether output was left out.
@@ -180,6 +207,7 @@ class Plan:
     command: tuple[str, ...]
     staging: str  # an empty folder to mount the new root on; nothing is ever written into it
     report: int  # where the backend says how the program ended, as lines of JSON
+    page: int  # the shared page of the token, for the program's interpreter
     filter: int  # the compiled system-call filter
     caller: int  # the process whose end is also the program's
 
@@ -223,22 +251,24 @@ def limits(seconds: float, memory_bytes: int) -> dict[str, int]:
 
 def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> Result:
     given = " ".join(f"{name}={value}" for name, value in within_ours(limits(seconds, memory_bytes)).items())
-    command = (interpreter(), "-sPS", "-X", "utf8", "-c", LAUNCHER, given)
+    token = secrets.token_bytes(TOKEN_BYTES)
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-sandbox-"))
         program = stack.enter_context(sealed("program", source.encode("utf-8", "surrogatepass")))
         calls = stack.enter_context(sealed("filter", system_call_filter(platform.machine())))
+        page = stack.enter_context(sealed("page", token.ljust(PAGE_BYTES, b"\0"), writable=True))
+        command = (interpreter(), "-sPS", "-X", "utf8", "-c", LAUNCHER, str(page.fileno()), given)
         reading, writing = os.pipe()
         report = stack.enter_context(os.fdopen(reading, "rb"))
         reporting = stack.enter_context(os.fdopen(writing, "wb"))
-        plan = Plan(view(), command, staging, writing, calls.fileno(), os.getpid())
+        plan = Plan(view(), command, staging, writing, page.fileno(), calls.fileno(), os.getpid())
         process = subprocess.Popen(
             backend.command(plan),
             stdin=program,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=ENVIRONMENT,
-            pass_fds=(plan.report, plan.filter),
+            pass_fds=(plan.report, plan.page, plan.filter),
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -251,18 +281,22 @@ def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, out
             kept, truncated, in_time = collect(streams, process, time.monotonic() + seconds)
         finally:
             end(process)
+        proved = hmac.compare_digest(os.pread(page.fileno(), TOKEN_BYTES, 0), token)
     stdout, stderr, told = (content.decode("utf-8", "replace") for content in kept.values())
     how = {key: value for line in told.splitlines() for key, value in json.loads(line).items()}
     if "failed" in how or (in_time and "exit-code" not in how and process.returncode >= 0):
         reason = how.get("failed") or stderr.strip() or f"it ended with code {process.returncode} and said nothing"
         raise SandboxUnavailable(f"the sandbox {backend.name!r} could not be set up: {reason}")
     code = how.get("exit-code", 128 - process.returncode) if in_time else None
-    return Result(outcome_of(code), stdout, stderr, 0 if code == ENDED else code, truncated)
+    outcome = "passed" if proved and in_time else outcome_of(code)
+    if code == 0 and not proved:
+        stderr += "the program left with exit code 0 before its last line\n"
+    return Result(outcome, stdout, stderr, code, truncated)
 
 
 def outcome_of(code: int | None) -> Ending:
-    """``code`` as shells count: 128 + signal; None: the wall clock ended it."""
-    told: dict[int | None, Ending] = {None: "timeout", ENDED: "passed", OUT_OF_MEMORY: "memory"}
+    """Of a program that has not proved that it passed. ``code`` as shells count: 128 + signal; None: the wall clock."""
+    told: dict[int | None, Ending] = {None: "timeout", OUT_OF_MEMORY: "memory"}
     told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
     told |= {128 + signal.SIGXCPU: "timeout"}
     return told.get(code, "failed")
@@ -280,14 +314,15 @@ def within_ours(wanted: dict[str, int]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def sealed(name: str, content: bytes) -> Iterator[Any]:
-    """A file in memory that holds ``content``, at its start, and can never be written again."""
+def sealed(name: str, content: bytes, *, writable: bool = False) -> Iterator[Any]:
+    """A file in memory that holds ``content``, at its start, and can never change its size, nor be written again."""
     import fcntl
 
     with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0) as file:
         file.write(content)
         file.seek(0)
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+        size = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, size if writable else size | fcntl.F_SEAL_WRITE)
         yield file
 
 
@@ -468,6 +503,8 @@ def enter(plan_json: str) -> NoReturn:
             become(plan, privileged)
         status = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
         tell(plan, {"exit-code": status if status >= 0 else 128 - status})
+    except SandboxUnavailable as error:
+        tell(plan, {"failed": str(error)})
     except Exception as error:  # in any of the three, and whatever it is: the caller raises it
         tell(plan, {"failed": f"{type(error).__name__}: {error}"})
     os._exit(0)
@@ -480,15 +517,27 @@ def tell(plan: dict[str, Any], what: dict[str, Any]) -> None:
 def leave_namespaces() -> bool:
     """Leave all of the caller's namespaces; whether real root's privilege did it, or that over a new user namespace."""
     user, group = os.geteuid(), os.getegid()
-    if user == 0:
-        with contextlib.suppress(PermissionError):  # root of a container, perhaps without the capability
-            call("unshare", NAMESPACES)
-            return True
-    call("unshare", NEW_USER | NAMESPACES)
+    try:
+        if user == 0:
+            with contextlib.suppress(PermissionError):  # root of a container, perhaps without the capability
+                call("unshare", NAMESPACES)
+                return True
+        call("unshare", NEW_USER | NAMESPACES)
+    except OSError as error:
+        raise SandboxUnavailable(why_no_namespaces(error)) from error
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{NOBODY} {user} 1")
     Path("/proc/self/gid_map").write_text(f"{NOBODY} {group} 1")
     return False
+
+
+def why_no_namespaces(error: OSError) -> str:
+    """The kernel says "no space left on device" where an administrator set their number to 0."""
+    if error.errno == errno.ENOSPC:
+        return "user namespaces are off, or all are in use: sysctl user.max_user_namespaces says how many there may be"
+    if error.errno == errno.EPERM:
+        return "user namespaces are not permitted here"
+    return str(error)
 
 
 def build_root(seen: dict[str, Any], root: str) -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from emad_ref.tasks.humaneval import Problem, judged, pass_at_1
+from emad_ref.tasks.humaneval import ENDED, Problem, judged, pass_at_1
 from emad_ref.tasks.scoring import runs
 from emad_ref.text.documents import Example
 
@@ -74,10 +74,11 @@ def world_code_results(doc: Doc, results: Sequence[str]) -> dict[str, float]:
 
 
 def humaneval_results(doc: Doc, results: Sequence[str]) -> dict[str, float]:
-    """``pass@1`` of one completion, run in the sandbox.
+    """``pass@1`` of one completion, run in the sandbox, and whether it was ended there, for want of time or memory.
 
     Raises:
         SandboxUnavailable: nothing is executed where it cannot be confined.
     """
     problem = Problem(**{name.name: doc[name.name] for name in fields(Problem)})
-    return {"pass@1": pass_at_1(judged([problem], [results[0]]))}
+    (result,) = judged([problem], [results[0]])
+    return {"pass@1": pass_at_1([result])} | {how: float(result.outcome == how) for how in ENDED}

@@ -576,16 +576,17 @@ def test_samsum_is_scored_by_rouge():
     assert scores == {"rouge1": 1.0, "rougeL": pytest.approx(1 / 3)}
 
 
-def test_humaneval_is_judged_by_the_sandbox(monkeypatch):
+@pytest.mark.parametrize("outcome", ["passed", "failed", "timeout", "memory", "killed"])
+def test_humaneval_is_judged_by_the_sandbox_and_says_how_a_program_was_ended(monkeypatch, outcome):
     programs = []
 
     def judged(problems, completions):
         programs.append((problems[0].entry_point, completions[0]))
-        return [SimpleNamespace(outcome="passed" if "1" in completions[0] else "failed")]
+        return [SimpleNamespace(outcome=outcome)]
 
     monkeypatch.setattr(processing, "judged", judged)
     names = ("task_id", "prompt", "canonical_solution", "test", "entry_point")
-    document = dict.fromkeys(names, "one")
-    assert processing.humaneval_results(document, ["    return 1\n"]) == {"pass@1": 1.0}
-    assert processing.humaneval_results(document, ["    return 2\n"]) == {"pass@1": 0.0}
-    assert programs == [("one", "    return 1\n"), ("one", "    return 2\n")]
+    found = processing.humaneval_results(dict.fromkeys(names, "one"), ["    return 1\n"])
+    assert found.pop("pass@1") == float(outcome == "passed")
+    assert found == {how: float(outcome == how) for how in ("timeout", "memory", "killed")}
+    assert programs == [("one", "    return 1\n")]

@@ -85,7 +85,7 @@ def with_mark(mark: int) -> list[str]:
         ("x = '\0'", "failed", 1),
         ("x = '\ud800'", "failed", 1),
         ("input()", "failed", 1),
-        ("import sys; sys.exit(0)", "failed", 1),
+        ("import sys; sys.exit(0)", "failed", 0),
         ("import os; os._exit(0)", "failed", 0),
         ("bytearray(1 << 40)", "memory", sandbox.OUT_OF_MEMORY),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "killed", 128 + signal.SIGSEGV),
@@ -130,6 +130,104 @@ def test_runs_at_the_same_time_keep_apart(run):
     sources = [f"open('same', 'x').write('{n}'); print(open('same').read())" for n in range(4)]
     with ThreadPoolExecutor(4) as pool:
         assert [result.stdout for result in pool.map(run, sources)] == ["0\n", "1\n", "2\n", "3\n"]
+
+
+# --- who passes ---------------------------------------------------------------------------------------------------
+
+EVERYWHERE = """
+import gc, os, sys
+found, frame = [], sys._getframe()
+while frame is not None:
+    found += [*frame.f_locals.values(), *frame.f_globals.values()]
+    frame = frame.f_back
+seen = {id(found)}
+reachable = []
+while found:
+    thing = found.pop()
+    if id(thing) in seen:
+        continue
+    seen.add(id(thing))
+    reachable.append(thing)
+    found += gc.get_referents(thing)
+reachable += gc.get_objects()
+"""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; os._exit(93)",
+        "import sys; sys.exit(93)",
+        "import atexit, os; atexit.register(os._exit, 93); 1 / 0",
+        "import os, sys; sys.excepthook = lambda *_: os._exit(93)\n1 / 0",
+        "import ctypes; ctypes.CDLL(None)._exit(93)",
+        "import os, signal; signal.signal(signal.SIGALRM, lambda *_: os._exit(93)); signal.alarm(1)\nwhile True: pass",
+        "class A:\n    def __del__(self):\n        import os\n        os._exit(93)\na = A()\n1 / 0",
+        "print('passed'); print('{\"exit-code\": 93}'); raise SystemExit",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'{}\\n')\n    except OSError: pass\nos._exit(0)",
+        "import builtins, os, sys\nbuiltins.compile = builtins.exec = lambda *_: None\nos._exit = print\nsys.exit(0)",
+        "import sys\nsys._getframe(1).f_globals.update(run=print, held=[b'x' * 32])\n1 / 0",
+        "import sys\nf = sys._getframe(2)\nf.f_globals['held'].append(b'x' * 32)",
+        "import sys\nf = sys._getframe(2).f_globals\nf['page'][:32] = f['held'][0] if f['held'] else b'x' * 32\n1 / 0",
+        # a trace function may jump from line to line of any frame that it is set on
+        "import sys\nf = sys._getframe(2)\ndef jump(frame, event, argument):\n"
+        "    for line in range(f.f_lineno + 1, f.f_lineno + 9):\n"
+        "        try: f.f_lineno = line; break\n"
+        "        except ValueError: pass\n"
+        "    return jump\n"
+        "sys.settrace(jump); f.f_trace = jump; sys._getframe(1).f_trace = jump\n1 / 0",
+    ],
+)  # fmt: skip
+def test_a_pass_cannot_be_forged(run, source):
+    result = run(source)
+    assert result.outcome in ("failed", "killed"), result  # killed: jumping inside a frame that waits is a crash
+
+
+@pytest.mark.parametrize("name", ["bytes", "bytearray"])
+def test_the_token_is_nowhere_to_be_found(run, name):
+    """By frames, modules, the collector's lists, and all that these refer to; the page itself has been emptied."""
+    source = f"{EVERYWHERE}\nprint(sorted({{len(t) for t in reachable if type(t) is {name} and len(t) == 32}}))"
+    assert "[]" in run(source).stdout
+    page = f"{EVERYWHERE}\nprint({{bytes(t[:]).strip(bytes(1)) for t in reachable if type(t).__name__ == 'mmap'}})"
+    assert run(page).stdout == "{b''}\n"
+
+
+def test_the_search_would_find_a_token_that_a_frame_holds(run, monkeypatch):
+    """Otherwise the test above would say nothing."""
+    careless = sandbox.LAUNCHER.replace("held.sort(key=run)", "run(held[0])")
+    monkeypatch.setattr(sandbox, "LAUNCHER", careless)
+    assert run("print('ran')").outcome == "passed"
+    source = f"{EVERYWHERE}\nprint(len([t for t in reachable if type(t) is bytes and len(t) == 32]))"
+    assert int(run(source).stdout) >= 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys; sys.stdout.close()",
+        "import os; os.close(1)",
+        "import os; os.close(0); os.close(1); os.close(2)",
+        "import os; os.closerange(0, 1 << 16)",
+        "import sys; sys.stdout = None",
+        "import io, sys; sys.stdout = io.StringIO(); print('x')",
+        "import sys; sys.stdout = sys.stderr = object()",
+        "import sys\nclass Loud:\n    def flush(self): raise SystemExit(3)\nsys.stdout = Loud()",
+        "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
+        "import sys; sys.setrecursionlimit(10_000); sys.settrace(lambda *_: None)",
+        "import atexit; atexit.register(lambda: 1 / 0)",
+    ],
+)  # fmt: skip
+def test_a_right_program_passes_whatever_it_does_with_its_streams(run, source):
+    result = run(source)
+    assert (result.outcome, result.exit_code) == ("passed", 0), result
+
+
+def test_output_before_stdout_was_replaced_comes_back(run):
+    assert run("import io, sys\nprint('first')\nsys.stdout = io.StringIO()\nprint('lost')").stdout == "first\n"
+
+
+def test_leaving_early_is_said(run):
+    assert "left with exit code 0 before its last line" in run("import os; os._exit(0)").stderr
 
 
 # --- time, memory, output -----------------------------------------------------------------------------------------
@@ -423,7 +521,7 @@ def burns_time(process: str) -> bool:
 
 UNCONFINED = """
 import json, os, subprocess, sys
-code = subprocess.run(sys.argv[2:], cwd="/").returncode
+code = subprocess.run(sys.argv[2:], cwd="/", close_fds=False).returncode
 os.write(int(sys.argv[1]), json.dumps({"exit-code": code}).encode())
 """
 
@@ -473,6 +571,19 @@ def test_a_failing_step_on_the_way_in_is_no_outcome_of_the_program(monkeypatch):
 
     with pytest.raises(SandboxUnavailable, match="No such file"):
         run_in(Backend("lost", command), "pass", 5.0, MEMORY_BYTES, 100)
+
+
+def test_namespaces_that_are_switched_off_are_called_so(monkeypatch):
+    """The kernel's word for it is "No space left on device"."""
+
+    def off(name, *arguments):
+        raise OSError(errno.ENOSPC, f"{name}: {os.strerror(errno.ENOSPC)}")
+
+    monkeypatch.setattr(sandbox, "call", off)
+    for user in (0, 1000):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        with pytest.raises(SandboxUnavailable, match=r"^user namespaces are off, .*sysctl user\.max_user_namespaces"):
+            sandbox.leave_namespaces()
 
 
 def test_a_lower_limit_of_our_own_is_refused_instead_of_passing_for_the_programs(monkeypatch):
