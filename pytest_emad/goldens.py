@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref.errors import EmadError
-from emad_ref.report.writing import write_atomically
+from emad_ref.files import BadFile, read_bytes, write_atomically
 from emad_ref.verdict.known import SCHEMA, VERDICTS, Change, DamagedGolden, load_json, with_verdict, writable_entries
 
 INDEX = "index.json"
+KEYS = {"id", "file", "sha256", "provenance"}
 
 
 @dataclass(frozen=True)
@@ -81,17 +82,35 @@ def _index(folder: Path) -> dict[str, dict[str, Any]]:
     if not (folder / INDEX).exists():
         return {}
     entries = load_json(folder / INDEX)
-    keys = {"id", "file", "sha256", "provenance"}
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and set(entry) == keys for entry in entries):
-        raise DamagedGolden(f"{folder / INDEX}: expected a list of tables with exactly {', '.join(sorted(keys))}")
+    if not isinstance(entries, list):
+        raise DamagedGolden(f"{folder / INDEX}: expected a list, found {type(entries).__name__}; restore it")
+    for number, entry in enumerate(entries):
+        if wrong := _wrong(entry):
+            raise DamagedGolden(f"{folder / INDEX}: entry {number}: {wrong}; restore it from the repository")
     return {entry["id"]: entry for entry in entries}
+
+
+def _wrong(entry: Any) -> str:
+    """What is wrong with an entry of the index; empty where nothing is."""
+    if not isinstance(entry, dict) or set(entry) != KEYS:
+        return f"expected a table with exactly {', '.join(sorted(KEYS))}"
+    for key in ("id", "file", "sha256"):
+        if not isinstance(entry[key], str):
+            return f"{key}={entry[key]!r:.60}, but expected a text"
+    file = entry["file"]
+    if file in ("", ".", "..", INDEX, VERDICTS) or set(file) & set("/\\\0"):
+        return f"file={file!r:.60}, but expected the name of a file in this folder"
+    return ""
 
 
 def _content(folder: Path, entry: dict[str, Any]) -> Any:
     path = folder / entry["file"]
     if not path.is_file():
         raise DamagedGolden(f"golden {entry['id']!r} is listed in {folder / INDEX}, but {path} is missing; restore it")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    try:
+        digest = hashlib.sha256(read_bytes(path, "golden")).hexdigest()
+    except BadFile as error:
+        raise DamagedGolden(f"golden {entry['id']!r}: {error}") from error
     if digest != entry["sha256"]:
         raise DamagedGolden(
             f"golden {entry['id']!r}: {path} has SHA-256 {digest}, but the index says {entry['sha256']}; "

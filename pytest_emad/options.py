@@ -119,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("profile", values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
     Option("margin", values.nats, None, "also judge EMAD at this margin, in nats", "NATS"),
-    Option("report", values.writable_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
+    Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
     Option(
         "gate", values.one_of(GATES), "paper", "paper: falsifiers fail the run; known: a change of a known verdict does"
     ),

@@ -16,13 +16,14 @@ Exit status: 0 all is as wanted, 1 some verdict is not as recorded or some test 
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
+
+from emad_ref.files import BadFile, read_json, require_writable
 
 JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
 SEEDS = (0, 1, 2)  # as many as must agree
@@ -68,7 +69,7 @@ def runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
 def _reads_pairs(model: str) -> bool:
     from emad_ref.models.loading import weights_folder
 
-    config = json.loads((weights_folder() / model / "config.json").read_text(encoding="utf-8"))
+    config = read_json(weights_folder() / model / "config.json", "config.json", dict)
     return bool(config.get("is_encoder_decoder", False))
 
 
@@ -119,9 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     for folder in (chosen.suites, chosen.golden):
         if not folder.is_dir():
             parser.error(f"{folder} is no folder; start from the root of a checkout")
-    chosen.out.mkdir(parents=True, exist_ok=True)
+    wanted = list(runs(chosen.models or known, chosen.seeds))
+    try:
+        for run in wanted:
+            require_writable(chosen.out / f"{run.name}.log", "--out")
+    except BadFile as error:
+        parser.error(str(error))
     worst = 0
-    for run in runs(chosen.models or known, chosen.seeds):
+    for run in wanted:
         status, said = outcome(run, chosen)
         print(f"{run.name}: {said}", flush=True)
         worst = max(worst, status)

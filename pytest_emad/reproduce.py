@@ -26,8 +26,8 @@ from typing import Any
 
 from emad_ref import __version__
 from emad_ref.evidence.study import BUDGETS
+from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.report.reading import BadReport, Report, read_report
-from emad_ref.report.writing import write_atomically
 
 DONE = "done.json"
 JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
@@ -62,12 +62,9 @@ def identity(model: str, chosen: argparse.Namespace) -> dict[str, str]:
 def judged(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     """Run the suites on one model, or find that they did; pytest's exit status."""
     mark, wanted = folder / DONE, identity(model, chosen)
-    if mark.is_file():
-        done = json.loads(mark.read_text(encoding="utf-8"))
-        if done.get("identity") == wanted and is_readable(folder):
-            print(f"{model}: judged before, status {done['status']}", flush=True)
-            return int(done["status"])
-    folder.mkdir(parents=True, exist_ok=True)
+    if (before := finished(mark, wanted)) is not None and is_readable(folder):
+        print(f"{model}: judged before, status {before}", flush=True)
+        return before
     print(f"{model}: judging; see {folder / 'log.txt'}", flush=True)
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         status = subprocess.run(
@@ -76,6 +73,18 @@ def judged(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     if status in JUDGED:
         write_atomically(mark, json.dumps({"identity": wanted, "status": status}) + "\n")
     return status
+
+
+def finished(mark: Path, wanted: Mapping[str, str]) -> int | None:
+    """The status of a finished run that was asked for the same; None where there is none."""
+    if not mark.exists():
+        return None
+    try:
+        done = read_json(mark, DONE, dict, remedy="the model is judged again")
+    except BadFile as error:
+        print(error, flush=True)
+        return None
+    return done["status"] if done.get("identity") == wanted and done.get("status") in JUDGED else None
 
 
 def is_readable(folder: Path) -> bool:
@@ -104,6 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [folder_name(model) for model in chosen.models]
     if len(set(names)) != len(names):
         parser.error(f"MODEL={chosen.models}, but expected names that differ as folders do; got {names}")
+    try:
+        for name in names:
+            require_writable(chosen.out / name / "log.txt", "--out")
+    except BadFile as error:
+        parser.error(str(error))
     statuses = {
         model: judged(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
     }

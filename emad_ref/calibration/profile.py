@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import version
@@ -24,6 +23,7 @@ from emad_ref.calibration.running import Statistics, statistics_of
 from emad_ref.calibration.stored import are_probes, bins_to_json, brief, impossible, statistics_to_json, values
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.policy.bins import ancestors, features_dropped
 from emad_ref.policy.thresholds import entropy_matched
@@ -170,12 +170,13 @@ class Profile:
         }
 
     def save(self, path: Path | str) -> None:
-        """Write as JSON, making its folder if need be; the file is complete or absent."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)  # a long calibration must not be lost to a missing folder
-        unfinished = path.with_name(path.name + ".part")
-        unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        os.replace(unfinished, path)
+        """Write as JSON, making its folder if need be; the file is complete or as it was.
+
+        Raises:
+            BadFile: it cannot be written.
+        """
+        require_writable(Path(path), "profile")  # a long calibration must not be lost to a missing folder
+        write_atomically(Path(path), json.dumps(self.to_json(), indent=1) + "\n", "profile")
 
 
 # ---------------------------------------------------------------- making one
@@ -337,10 +338,10 @@ def load_profile(path: Path | str) -> Profile:
         BadProfile: missing, not JSON, of another schema, with missing, unknown or impossible fields.
     """
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        data = read_json(path, "profile", constants=True)
+    except BadFile as error:
         raise BadProfile(
-            f"profile={str(path)!r}, but expected a readable JSON file ({error}); calibrate again"
+            f"profile={str(path)!r}, but expected a readable JSON file ({error.reason}); calibrate again"
         ) from error
     if not isinstance(data, dict):
         raise BadProfile(

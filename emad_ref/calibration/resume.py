@@ -16,13 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 from tqdm import tqdm
@@ -38,6 +36,7 @@ from emad_ref.calibration.running import Statistics, statistics_of
 from emad_ref.calibration.stored import bins_to_json, brief
 from emad_ref.calibration.trace import TOKENS_PER_BATCH, EmptyCorpus, TokenSequence, batched, trace_batch
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import parsed_json, reading, require_writable, writing
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
 from emad_ref.record import Ints
@@ -120,9 +119,11 @@ def calibrate(
     _require_count("every", every)
     if not corpora:
         raise BadArgument("corpora", [], "at least one corpus")
+    if checkpoint is not None:
+        require_writable(checkpoint, "checkpoint")
     configuration = plan.to_json()
     fresh = _State(Statistics.none(plan.bins.count, stepper.layers), {})
-    state = fresh if checkpoint is None else _opened(checkpoint, resume, configuration, tuple(corpora)) or fresh
+    state = fresh if checkpoint is None else _opened(checkpoint, resume, configuration, tuple(corpora), fresh) or fresh
     total = None if plan.tokens is None else plan.tokens * len(corpora)
     with tqdm(
         desc=progress, disable=progress is None, unit="tok", unit_scale=True, initial=state.tokens, total=total
@@ -225,7 +226,9 @@ def token_counts(corpora: Corpora, vocabulary: int, tokens: int | None, progress
 # ---------------------------------------------------------------- the checkpoint
 
 
-def _opened(checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...]) -> _State | None:
+def _opened(
+    checkpoint: Path, resume: bool, configuration: dict[str, Any], corpora: tuple[str, ...], fresh: _State
+) -> _State | None:
     """The state to go on from; None where there is no checkpoint."""
     if not checkpoint.exists():
         return None
@@ -242,6 +245,11 @@ def _opened(checkpoint: Path, resume: bool, configuration: dict[str, Any], corpo
                 f"{brief(configuration.get(name))!r} as in this run; calibrate with the same settings, or delete it to "
                 "start anew"
             )
+    if not state.statistics.is_of(fresh.statistics.tokens.size, fresh.statistics.layers):
+        raise BadCheckpoint(
+            f"checkpoint={str(checkpoint)!r} holds arrays of another shape or type, but expected those of its plan; "
+            "delete it to start anew"
+        )
     read = tuple(state.places)
     if corpora[: len(read)] != read:
         raise BadCheckpoint(
@@ -253,25 +261,31 @@ def _opened(checkpoint: Path, resume: bool, configuration: dict[str, Any], corpo
 
 def _save(path: Path, configuration: dict[str, Any], state: _State) -> None:
     """Write as .npz; the file is complete or as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     places = {name: [place.windows, place.tokens, place.digest] for name, place in state.places.items()}
     about = json.dumps({"plan": configuration, "places": places})
-    unfinished = path.with_name(path.name + ".part")
-    with unfinished.open("wb") as file:  # a file, not a path: NumPy appends .npz to those
+    with writing(path, "checkpoint") as file:  # a file, not a path: NumPy appends .npz to those
         np.savez(file, about=np.array(about), **{f.name: getattr(state.statistics, f.name) for f in fields(Statistics)})
-    os.replace(unfinished, path)
+
+
+def _place(held: Any) -> Place:
+    windows, tokens, digest = held
+    if not (type(windows) is type(tokens) is int and windows >= 0 <= tokens and isinstance(digest, str)):
+        raise ValueError(f"{held!r:.60} is no place in a corpus")
+    return Place(windows, tokens, digest)
 
 
 def _loaded(path: Path) -> tuple[_State, dict[str, Any]]:
     """State and plan of a checkpoint."""
     try:
-        with np.load(path, allow_pickle=False) as held:
-            about = json.loads(str(held["about"]))
+        with reading(path, "checkpoint") as file, np.load(file, allow_pickle=False) as held:
+            about = parsed_json(str(held["about"]))
             arrays = {f.name: held[f.name] for f in fields(Statistics)}
         statistics = Statistics(**(arrays | {"sequences": int(arrays["sequences"])}))
-        places = {name: Place(*place) for name, place in about["places"].items()}
+        places = {str(name): _place(place) for name, place in about["places"].items()}
         plan: dict[str, Any] = about["plan"]
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, BadZipFile) as error:
+        if not isinstance(plan, dict):
+            raise ValueError("its plan is none")
+    except Exception as error:  # a damaged archive raises whatever zip, zlib, NumPy and its headers' parser raise
         raise BadCheckpoint(
             f"checkpoint={str(path)!r} cannot be read ({type(error).__name__}: {error}), but expected one that "
             "`emad calibrate` wrote; delete it to start anew"

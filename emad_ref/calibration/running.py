@@ -69,6 +69,15 @@ class Statistics:
     def layers(self) -> int:
         return self.sums.shape[1]
 
+    def is_of(self, bins: int, layers: int) -> bool:
+        """Whether every array has the shape and dtype that statistics of ``bins`` and ``layers`` have."""
+        model = Statistics.none(bins, layers)
+        return all(
+            getattr(getattr(self, f.name), kind, None) == getattr(getattr(model, f.name), kind, None)
+            for f in fields(self)
+            for kind in ("shape", "dtype")
+        )
+
     def pooled(self, group: Ints) -> Statistics:
         """Of groups of bins: ``group`` int64 [bins] numbers the one each bin joins, 0…groups − 1, none left out."""
 

@@ -15,7 +15,8 @@ from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
 Arguments = Callable[[argparse.ArgumentParser], None]
@@ -31,6 +32,15 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (world, world_arguments),
 )
 
+# What any verb takes under these names; what a verb cannot use within them, it refuses itself.
+BOUNDS: dict[str, tuple[float, float]] = {
+    "seed": (0, LARGEST_SEED),
+    "tokens": (-MOST, MOST),
+    "documents": (-MOST, MOST),
+    "margin": (-MOST_NATS, MOST_NATS),
+    "temperature": (-1000, 1000),
+}
+
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="emad", description="Adaptive-depth decoding on the command line.")
@@ -42,9 +52,18 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def require_bounded(args: argparse.Namespace) -> None:
+    """Raises BadArgument for a number that is not finite, or beyond what seeds, counts and nats can be."""
+    for name, (least, most) in BOUNDS.items():
+        value = getattr(args, name, None)
+        if value is not None and not least <= value <= most:
+            raise BadArgument(name, value, f"a number from {least:,.0f} to {most:,.0f}")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
+        require_bounded(args)
         return args.run(args) or 0
     except EmadError as error:
         print(f"emad: {error}", file=sys.stderr)

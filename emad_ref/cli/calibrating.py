@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, windows_of
 from emad_ref.errors import BadArgument
+from emad_ref.files import remove, require_writable
 
 if TYPE_CHECKING:
     from emad_ref.calibration.profile import Profile
@@ -29,12 +30,13 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.models.loading import load
     from emad_ref.policy.thresholds import default_probes
 
+    require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
     loaded = load(args.model)
     stepper = stepper_of(loaded)
     dtype = str(stepper.dtype).removeprefix("torch.")
     probes = tuple(args.probes) if args.probes else strided(args.stride, stepper.layers) if args.stride else None
     probes = default_probes(stepper.layers) if probes is None else probes
-    require_probes(probes, stepper.layers)  # bad input is refused before the long pass, not after it
+    require_probes(probes, stepper.layers)
     for quantile in args.quantiles or ():
         require_quantile(quantile)
     corpora = corpora_of(args, loaded, stepper)
@@ -52,7 +54,7 @@ def calibrate(args: argparse.Namespace) -> None:
     names = ", ".join(corpora)
     profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=f"{args.model}: {names}")
     profile.save(args.out)
-    checkpoint.unlink(missing_ok=True)  # only now: until the profile is kept, it is all there is
+    remove(checkpoint, "checkpoint")  # only now: until the profile is kept, it is all there is
     for name, tokens in profile.corpora.items():
         if args.tokens is not None and tokens < args.tokens:
             print(f"{name} ended after {tokens} of {args.tokens} tokens")
@@ -144,6 +146,7 @@ def merge(args: argparse.Namespace) -> None:
     from emad_ref.calibration.profile import load_profile
     from emad_ref.calibration.profile import merge as merged
 
+    require_writable(args.out, "out")
     profile = merged([load_profile(path) for path in args.profiles])
     profile.save(args.out)
     show(profile, ())

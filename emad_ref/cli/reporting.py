@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
+from emad_ref.files import require_writable_folder
 
 
 def report(args: argparse.Namespace) -> None:
@@ -19,11 +20,8 @@ def report(args: argparse.Namespace) -> None:
         )
     reports = read_reports(args.folders)
     out = args.out or args.folders[0]
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        written = write_pages(reports, out)
-    except OSError as error:
-        raise BadArgument("out", str(out), "a folder that can be written to", str(error)) from error
+    require_writable_folder(out, "out")
+    written = write_pages(reports, out)
     print(f"{out}: {written}")
 
 

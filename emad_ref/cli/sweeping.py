@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.cli.texts import require_documents
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.study import BUDGETS, Budget, Study
+from emad_ref.files import require_writable, write_atomically
 
 if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
     from emad_ref.evidence.gathered import Evidence
@@ -33,6 +34,8 @@ def sweep(args: argparse.Namespace) -> None:
 
     if args.out is not None and args.out.suffix not in FORMATS:  # refused before the long passes, not after them
         raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(FORMATS)}")
+    if args.out is not None:
+        require_writable(args.out, "out")
     study = Study(corpus=args.corpus, data=args.data, budget=budget_of(args))
     with open_model(args.model, study) as loaded:
         if not loaded.trained:
@@ -49,8 +52,7 @@ def sweep(args: argparse.Namespace) -> None:
     tokens = found["tokens"]["evaluate"]
     print(f"full depth: perplexity {found['full depth perplexity']:.4g} on {tokens:,} tokens of {found['corpus']}")
     if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(WRITERS[args.out.suffix](found), encoding="utf-8")
+        write_atomically(args.out, WRITERS[args.out.suffix](found), "out")
         print(f"written to {args.out}")
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from emad_ref.files import read_bytes
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -83,7 +85,7 @@ class Study:
             "allow_code_execution": self.allow_code_execution or None,
             "limit": self.limit,
             "margin": self.margin,
-            "profile": None if self.profile is None else sha256(self.profile.read_bytes()).hexdigest()[:16],
+            "profile": None if self.profile is None else sha256(read_bytes(self.profile, "profile")).hexdigest()[:16],
             "tasks": "+".join(sorted(self.tasks)) or None,
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]

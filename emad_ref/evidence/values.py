@@ -6,15 +6,18 @@ paths start from. Standard library only: nothing is loaded, only looked for.
 
 from __future__ import annotations
 
-import math
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
 from emad_ref.extending import added
+from emad_ref.files import require_writable, require_writable_folder
 
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
+MOST = 10**9  # documents, tokens: more than any data set here has, and far from what overflows
+MOST_NATS = 1e6  # far above ln V of any vocabulary
+REPORTED = ("report.json", "report.md", "index.html")
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
 
 
@@ -68,15 +71,13 @@ def nats(text: str, base: Path, where: str) -> float:
         value = float(text)
     except ValueError:
         raise BadArgument(where, text, "a number of nats", "e.g. 0.2") from None
-    if not math.isfinite(value):
-        raise BadArgument(where, text, "a finite number of nats", "e.g. 0.2")
+    if not abs(value) <= MOST_NATS:
+        raise BadArgument(where, text, f"a finite number of nats, at most {MOST_NATS:,.0f} in size", "e.g. 0.2")
     return value
 
 
 def seed(text: str, base: Path, where: str) -> int:
-    if not text.strip().isdecimal():
-        raise BadArgument(where, text, "a whole number ≥ 0")
-    return int(text)
+    return _whole(text, where, 0, LARGEST_SEED)
 
 
 def switch(text: str, base: Path, where: str) -> bool:
@@ -86,29 +87,35 @@ def switch(text: str, base: Path, where: str) -> bool:
     return known[text.strip().lower()]
 
 
+def _is(path: Path, kind: Callable[[Path], bool]) -> bool:
+    try:
+        return kind(path)
+    except (OSError, ValueError):  # a name too long for the system, or with a NUL in it
+        return False
+
+
 def file(text: str, base: Path, where: str) -> Path:
-    path = base / text
-    if not path.is_file():
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_file):
         raise BadArgument(where, text, "an existing file", f"looked at {path}")
     return path
 
 
 def folder(text: str, base: Path, where: str) -> Path:
-    path = base / text
-    if not path.is_dir():
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_dir):
         raise BadArgument(where, text, "an existing folder", f"looked at {path}")
     return path
 
 
-def writable_folder(text: str, base: Path, where: str) -> Path:
-    """Made if missing, and tried by writing: access bits say nothing about a full or read-only file system."""
-    path = base / text
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path):
-            pass
-    except OSError as error:
-        raise BadArgument(where, text, "a folder that can be written", error.strerror or str(error)) from error
+def report_folder(text: str, base: Path, where: str) -> Path:
+    """Made if missing, and tried by writing: access bits say nothing about a full or read-only file system. What has
+    the name of a page and is no file would be found out at the end of the run.
+    """
+    path = base / name(text, base, where)
+    require_writable_folder(path, where, Path(text))
+    for page in REPORTED:
+        require_writable(path / page, where)
     return path
 
 
@@ -116,8 +123,8 @@ def corpus(text: str, base: Path, where: str) -> str:
     known = (*CORPORA, *added("corpora"))
     if text in known:
         return text
-    path = base / text
-    if not path.exists():
+    path = base / name(text, base, where)
+    if not _is(path, Path.is_file) and not _is(path, Path.is_dir):
         raise BadArgument(where, text, f"one of {', '.join(known)}, or an existing file", f"looked at {path}")
     return str(path)
 
@@ -134,6 +141,11 @@ def task_names(text: str, base: Path, where: str) -> frozenset[str]:
 
 
 def count(text: str, base: Path, where: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise BadArgument(where, text, "a whole number ≥ 1")
-    return int(text)
+    return _whole(text, where, 1, MOST)
+
+
+def _whole(text: str, where: str, least: int, most: int) -> int:
+    digits = text.strip()
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(digits) <= most):
+        raise BadArgument(where, text[:40], f"a whole number ≥ {least}, and at most {most}")
+    return int(digits)

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from emad_ref.files import remove, write_atomically
 from emad_ref.report.contents import Figure, Figures, contents
 from emad_ref.report.document import document
 from emad_ref.report.page import PageMissing, page
 from emad_ref.report.plots import NOT_XML, NothingToDraw, PlotsMissing, draw
 from emad_ref.report.reading import Report
-from emad_ref.report.writing import write_atomically
 
 DOCUMENT, PAGE = "report.md", "index.html"
 
@@ -42,7 +42,7 @@ def write_pages(reports: Sequence[Report], folder: Path) -> Written:
     A page that cannot be made leaves none behind: one of an earlier run would tell of another report.
 
     Raises:
-        OSError: the folder cannot be written to.
+        BadFile: the folder cannot be written to.
     """
     figures, remark = draw_figures(reports)
     laid_out = contents(reports, figures)
@@ -52,7 +52,7 @@ def write_pages(reports: Sequence[Report], folder: Path) -> Written:
     try:
         texts[PAGE] = page(laid_out, remark)
     except PageMissing as missing:
-        (folder / PAGE).unlink(missing_ok=True)
+        remove(folder / PAGE, "report")
         left_out.append(f"no {PAGE}: {missing}")
     for name, text in texts.items():
         write_atomically(folder / name, NOT_XML.sub("\ufffd", text))

@@ -13,13 +13,13 @@ Keys beyond these are kept and not shown. Nothing here needs a model, torch or a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import BadFile, parsed_json, read_bytes
 from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import OUTCOMES
 
@@ -130,11 +130,13 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-    except OSError as error:
+        text = read_bytes(path, "report")
+    except BadFile as error:
         raise BadReport(
-            f"{path} cannot be read ({error.strerror}); name a folder that `pytest --emad-report DIR` wrote"
+            f"{path} cannot be read ({error.reason}); name a folder that `pytest --emad-report DIR` wrote"
         ) from error
+    try:
+        data = parsed_json(text)
     except ValueError as error:
         raise BadReport(f"{path} is no JSON text ({error}); the file is damaged, run the suites again") from error
     _require_ours(path, data)
@@ -157,10 +159,6 @@ def read_reports(folders: Sequence[Path]) -> list[Report]:
     if not places or len(set(places)) < len(places):
         raise BadArgument("folders", [str(folder) for folder in folders], "at least one, each once")
     return [read_report(folder) for folder in folders]
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def _require_ours(path: Path, data: Any) -> None:

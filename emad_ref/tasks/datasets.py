@@ -32,7 +32,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import logging
 import os
 import zlib
@@ -45,6 +44,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import parsed_json
 from emad_ref.text import world
 from emad_ref.text.hub import offline, reachable
 from emad_ref.text.sources import file_documents
@@ -287,7 +287,7 @@ def _pyarrow(path: Path, part: str, otherwise: str) -> Any:
 
 def _object(line: str, place: str) -> Placed:
     try:
-        value = json.loads(line)
+        value = parsed_json(line)
     except ValueError as error:
         raise BadArgument(place, line[:60], "a JSON object", f"mend the line ({error})") from error
     return _mapping(value, place)
@@ -295,7 +295,7 @@ def _object(line: str, place: str) -> Placed:
 
 def _whole(text: str, path: Path) -> Any:
     try:
-        return json.loads(text)
+        return parsed_json(text)
     except ValueError as error:
         raise BadArgument("data", str(path), "a JSON file", f"fetch it again ({error})") from error
 

@@ -14,13 +14,13 @@ downloads nothing, and does not ask whether code may be executed: its caller doe
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
 from emad_ref.errors import BadArgument
+from emad_ref.files import parsed_json, read_bytes
 from emad_ref.tasks.sandbox import Result, run_program
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # what follows a function at the margin is not part of it
@@ -69,7 +69,7 @@ def problems_in(folder: Path) -> list[Problem]:
 
 def text_of(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = read_bytes(path, "folder")
         return (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     except (EOFError, gzip.BadGzipFile, zlib.error, UnicodeDecodeError) as error:
         raise BadArgument("folder", str(path), "whole, in UTF-8", f"fetch it again ({error})") from error
@@ -78,7 +78,7 @@ def text_of(path: Path) -> str:
 def problem_of(line: str, place: str) -> Problem:
     names = [field.name for field in fields(Problem)]
     try:
-        row = json.loads(line)
+        row = parsed_json(line)
         values = [row[name] for name in names]
     except (ValueError, KeyError, TypeError) as error:
         raise BadArgument(place, line[:60], f"a JSON object with {', '.join(names)}", "mend the line") from error

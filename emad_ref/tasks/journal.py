@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from emad_ref.errors import EmadError
+from emad_ref.files import append, cut, parsed_json, read_bytes, require_writable_folder
 
 
 class BadJournal(EmadError):
@@ -37,7 +37,7 @@ class Journal:
     """
 
     def __init__(self, folder: Path, identity: dict[str, Any]):
-        folder.mkdir(parents=True, exist_ok=True)
+        require_writable_folder(folder, "journal")
         self.path = folder / f"{digest_of(identity)[:16]}.jsonl"
         self.results: dict[str, Any] = {}
         if self.path.exists():
@@ -52,30 +52,27 @@ class Journal:
         self._append(json.dumps({"request": key, "result": result}) for key, result in new.items())
 
     def _append(self, lines: Iterable[str]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
+        append(self.path, "".join(line + "\n" for line in lines), "journal")
 
     def _read(self, identity: dict[str, Any]) -> None:
-        whole = self.path.read_bytes()
+        whole = read_bytes(self.path, "journal")
         complete = whole[: whole.rfind(b"\n") + 1]
         if len(complete) < len(whole):  # the process died while writing this line: it never counted
-            with self.path.open("r+b") as file:
-                file.truncate(len(complete))
-        for number, line in enumerate(complete.decode("utf-8").split("\n")[:-1], start=1):
+            cut(self.path, len(complete), "journal")
+        for number, line in enumerate(complete.split(b"\n")[:-1], start=1):
             self._take(number, line, identity)
 
-    def _take(self, number: int, line: str, identity: dict[str, Any]) -> None:
+    def _take(self, number: int, line: bytes, identity: dict[str, Any]) -> None:
         try:
-            entry = json.loads(line)
+            entry = parsed_json(line.decode("utf-8"), constants=True)  # the log-likelihood of the impossible is −∞
             if number == 1:
                 if entry["identity"] != json.loads(json.dumps(identity)):
                     raise ValueError("it belongs to another model or operating point")
             else:
                 self.results[entry["request"]] = entry["result"]
         except (ValueError, KeyError, TypeError) as error:
+            shown = line[:60].decode("utf-8", "replace")
             raise BadJournal(
-                f"journal={str(self.path)!r}, line {number}={line[:60]!r}, but expected a result "
+                f"journal={str(self.path)!r}, line {number}={shown!r}, but expected a result "
                 f"({type(error).__name__}: {error}); remove the file to start over"
             ) from error

@@ -14,7 +14,6 @@ documents are paragraphs, the one at each border belongs to no split.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.extending import added, part_of
+from emad_ref.files import lines_of, parsed_json
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split
 from emad_ref.text.hub import offline, reachable
@@ -102,12 +102,19 @@ def file_part(path: Path, quarters: Quarters) -> Iterator[str]:
 def folder_documents(folder: Path, split: Split) -> Iterator[str]:
     """``evaluate`` from test.*, the other splits from halves of valid.*; a folder without those names is refused."""
     stem = "test" if split == "evaluate" else "valid"
-    found = sorted(path for path in folder.iterdir() if path.stem == stem and path.suffix in READERS)
+    found = sorted(path for path in _entries(folder) if path.stem == stem and path.suffix in READERS)
     if not found:
         raise BadArgument(
             "corpus", str(folder), f"a folder that holds {stem}.txt or {stem}.jsonl", "name a single file instead"
         )
     return file_documents(found[0]) if split == "evaluate" else file_part(found[0], WITHOUT_TEST[split])
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError as error:
+        raise BadArgument("corpus", str(folder), "a folder that can be read", str(error.strerror)) from error
 
 
 def file_documents(path: Path) -> Iterator[str]:
@@ -121,7 +128,7 @@ def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
     wikitext = has_articles(path)
     document: list[str] = []
-    for line in lines_of(path):
+    for line in lines_of(path, "corpus"):
         if is_heading(line) if wikitext else not line.strip():
             yield "".join(document)
             document = []
@@ -131,7 +138,7 @@ def text_documents(path: Path) -> Iterator[str]:
 
 def has_articles(path: Path) -> bool:
     """Whether a text file tells where one article ends: by WikiText's headings."""
-    return any(is_heading(line) for line in lines_of(path))
+    return any(is_heading(line) for line in lines_of(path, "corpus"))
 
 
 def is_heading(line: str) -> bool:
@@ -142,28 +149,19 @@ def is_heading(line: str) -> bool:
 
 def jsonl_documents(path: Path) -> Iterator[str]:
     """The field ``text`` of every line; blank lines are passed over."""
-    for number, line in enumerate(lines_of(path), start=1):
+    for number, line in enumerate(lines_of(path, "corpus"), start=1):
         if line.strip():
             yield text_field(line, f"{path.name}, line {number}")
 
 
 def text_field(line: str, place: str) -> str:
     try:
-        text = json.loads(line)["text"]
+        text = parsed_json(line)["text"]
     except (ValueError, KeyError, TypeError):
         text = None
     if not isinstance(text, str):
         raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
     return text
-
-
-def lines_of(path: Path) -> Iterator[str]:
-    """Lines as they are asked for, whatever the size of the file; JSON may hold U+2028 and its like inside a string."""
-    try:
-        with path.open(encoding="utf-8") as file:
-            yield from file
-    except UnicodeDecodeError as error:
-        raise BadArgument("corpus", str(path), "a file in UTF-8", f"convert it first ({error})") from error
 
 
 READERS = {".txt": text_documents, ".jsonl": jsonl_documents}

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self, get_args
 
 from emad_ref.errors import BadArgument
 from emad_ref.extending import registers
+from emad_ref.files import read_toml
 
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
@@ -170,11 +171,11 @@ def load_register(path: Path | str | None = None) -> dict[str, Claim]:
     for name, claim in register.items():
         _check_minimum(claim.minimum, f"register.toml: {name}")
     for file in registers():
-        for name, row in _user_rows(file).items():
+        for name, row in read_toml(file, "claims file").items():
             register[name] = _added(name, row, file, register)
     if path is None:
         return register
-    for name, row in _user_rows(Path(path)).items():
+    for name, row in read_toml(path, "claims file").items():
         if name not in register:
             raise BadArgument(
                 f"{path}: row", name, f"one of {', '.join(register)}", "new claims need a test in suites/"
@@ -213,15 +214,6 @@ def _check_minimum(minimum: Any, where: str) -> None:
         least = minimum.get(noun.removesuffix(TO_SURVIVE), 0)
         if n < least:
             raise BadArgument(f"{where}: minimum.{noun}", n, f"at least {least}", "fewer decide nothing at all")
-
-
-def _user_rows(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadArgument("claims file", str(path), "a readable TOML file", f"{error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadArgument("claims file", str(path), "valid TOML in UTF-8", f"{error}") from error
 
 
 def _overridden(claim: Claim, row: Any, where: str) -> Claim:

@@ -22,7 +22,6 @@ Nothing here writes. Standard library only.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from emad_ref.errors import EmadError
+from emad_ref.files import BadFile, read_json
 from emad_ref.verdict.claims import OUTCOMES, Claim, Verdict, load_register
 
 VERDICTS = "verdicts.json"
@@ -243,9 +243,11 @@ def _wrong(entry: Any) -> str:
 def load_json(path: Path) -> Any:
     """Raises DamagedGolden for a file that cannot be read or is not JSON."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DamagedGolden(f"{path} cannot be read as JSON ({error}); restore it from the repository") from error
+        return read_json(path, "golden")
+    except BadFile as error:
+        raise DamagedGolden(
+            f"{path} cannot be read as JSON ({error.reason}); restore it from the repository"
+        ) from error
 
 
 # ---------------------------------------------------------------- what a run says of it

@@ -65,6 +65,21 @@ def test_damage_is_an_error(tmp_path: Path, damage: str) -> None:
         goldens.read("tokens/abc")
 
 
+@pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a/b.json", "..", "", "index.json", "a\0b", 3, None])
+def test_the_index_names_plain_files_of_its_folder_only(tmp_path: Path, file: object) -> None:
+    entry = {"id": "tokens/abc", "file": file, "sha256": "0", "provenance": {}}
+    (tmp_path / "index.json").write_text(json.dumps([entry]))
+    with pytest.raises(DamagedGolden, match=r"index\.json: entry 0: file=.*, but expected"):
+        Goldens((tmp_path,)).read("tokens/abc")
+
+
+@pytest.mark.parametrize("content", ["{}", "3", '[["id", "file", "sha256", "provenance"]]', "[" * 100_000, "9" * 5000])
+def test_an_index_that_is_none_is_damage(tmp_path: Path, content: str) -> None:
+    (tmp_path / "index.json").write_text(content)
+    with pytest.raises(DamagedGolden, match=r"index\.json"):
+        Goldens((tmp_path,)).verify()
+
+
 KEY = key_of("EMAD-F1", "m", "c", Circumstances(0, "smoke"))
 
 

@@ -41,8 +41,8 @@ PATHS = ("profile", "report", "claims", "golden", "data")
 def files(project: pytest.Pytester) -> None:
     project.path.joinpath("profile.json").write_text("{}")
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
-    for folder in ("data", "goldens"):
-        project.path.joinpath(folder).mkdir()
+    for folder in ("data", "goldens", "blocked/report.json"):
+        project.path.joinpath(folder).mkdir(parents=True)
 
 
 def parsed(project: pytest.Pytester, *arguments: str) -> Settings:
@@ -126,6 +126,15 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-margin", "nan"], "a finite number of nats"),
         (["--emad-report", "profile.json"], "--emad-report='profile.json', but expected a folder that can be written"),
         (["--emad-report", "profile.json/below"], "a folder that can be written"),
+        (["--emad-report="], "--emad-report='', but expected a name; leave the option out"),
+        (["--emad-report", "blocked"], "report.json', but expected a regular file, or none yet"),
+        (["--emad-margin", "1e9"], "a finite number of nats, at most 1,000,000 in size"),
+        (["--emad-seed", "4294967296"], "--emad-seed='4294967296', but expected a whole number ≥ 0, and at most"),
+        (["--emad-seed", "9" * 5000], "but expected a whole number ≥ 0, and at most 4294967295"),
+        (["--emad-limit", "0"], "--emad-limit='0', but expected a whole number ≥ 1"),
+        (["--emad-limit", "²"], "--emad-limit='²', but expected a whole number"),
+        (["--emad-corpus", "x" * 300], "or an existing file; looked at"),
+        (["--emad-profile="], "--emad-profile='', but expected a name"),
         (["--emad-gate", "papers"], "--emad-gate='papers', but expected one of paper, known"),
         (["--emad-gate-claims", "EMAD-X9"], "--emad-gate-claims='EMAD-X9', but expected ids of the register: EMAD-F1"),
         (["--emad-claims", "nowhere.toml"], "--emad-claims='nowhere.toml', but expected an existing file"),

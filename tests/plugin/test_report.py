@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.report.writing import write_atomically
 from tests.plugin.conftest import Run, report_of
 
 SUITE = """
@@ -261,15 +260,6 @@ def test_collect_only_writes_no_report(project: pytest.Pytester, run: Run) -> No
     project.makepyfile(SUITE)
     run("--emad-report", "out", "--collect-only")
     assert not (project.path / "out" / "report.json").exists()
-
-
-def test_atomic_writes_leave_the_old_file_when_they_fail(tmp_path: object, pytester: pytest.Pytester) -> None:
-    path = pytester.path / "report.json"
-    path.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_atomically(path, "\ud800")
-    assert path.read_text() == "old"
-    assert list(pytester.path.glob(".report*")) == []
 
 
 def test_junit_keeps_the_records(project: pytest.Pytester, run: Run) -> None:

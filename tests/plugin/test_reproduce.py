@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,6 +67,24 @@ def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
     assert asked("one") == 0
     assert "judged before" not in capsys.readouterr().out
     assert len(read(tmp_path)["claims"]) == 1
+
+
+@pytest.mark.parametrize("mark", ["", "{", "[]", '{"identity": 3}', "[" * 100_000])
+def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsys, mark):
+    wanted = reproduce.identity("one", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
+    (tmp_path / reproduce.DONE).write_text(mark)
+    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) is None
+    (tmp_path / reproduce.DONE).write_text(json.dumps({"identity": wanted, "status": "well"}))
+    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) is None
+    (tmp_path / reproduce.DONE).write_text(json.dumps({"identity": wanted, "status": 1}))
+    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) == 1
+
+
+def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        reproduce.main(["one", "--out", "/dev/full"])
+    assert stopped.value.code == 2
+    assert "--out='/dev/full/one/log.txt', but expected a place that can be written to" in capsys.readouterr().err
 
 
 def test_a_failing_test_is_status_one_and_takes_no_other_model_down(asked, tmp_path):

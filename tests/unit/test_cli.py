@@ -27,6 +27,7 @@ from emad_ref.training import loop
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.report.sample import report as reported
 from tests.unit.report.sample import written
+from tests.unit.test_files import device
 
 JUDGED = ("calibrate", "validate", "evaluate")
 
@@ -151,6 +152,16 @@ BAD = [
     (["generate", "small", "hi", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "small", "hi", "--profile", "{tmp}/none.json"], "a readable JSON file"),
     (["sweep", "small", "--documents", "0"], "documents=0, but expected at least one window of each split"),
+    (["calibrate", "small", "{tmp}"], "expected a regular file, or none yet; choose another name (it is a folder)"),
+    (["calibrate", "small", ""], "out='.', but expected the name of a file"),
+    (["calibrate", "small", "/dev/full/p.json"], "out='/dev/full/p.json', but expected a place"),
+    (["calibrate", "small", "{tmp}/p.json", "--documents", str(10**30)], "but expected a number from -1,000,000,000"),
+    (["sweep", "small", "--out", "/dev/null/x.json"], "out='/dev/null/x.json', but expected"),
+    (["generate", "small", "hi", "--profile", "/dev/zero"], "a readable JSON file (it is a device); calibrate again"),
+    (["generate", "small", "hi", "--seed", "-1"], "seed=-1, but expected a number from 0 to 4,294,967,295"),
+    (["generate", "small", "hi", "--seed", str(2**32)], "seed=4294967296, but expected a number from 0"),
+    (["generate", "small", "hi", "--margin", "nan"], "margin=nan, but expected a number from"),
+    (["generate", "small", "hi", "--temperature", "inf"], "temperature=inf, but expected a number from"),
 ]
 
 
@@ -163,6 +174,17 @@ def test_bad_input_exits_1_and_says_why_on_stderr(small, tmp_path, capsys, argv,
     assert "Traceback" not in captured.err
     assert captured.out == ""
     assert not list(tmp_path.glob("*"))
+
+
+def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(resume, "trace_batch", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(subject, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
+    full = device(tmp_path / "full.json")
+    for argv in (["calibrate", "small", full], ["merge", full, "none.json"], ["sweep", "small", "--out", full]):
+        if full.suffix or argv[0] != "sweep":
+            assert cli.main([*map(str, argv)]) == 1
+            assert "a regular file, or none yet; choose another name (it is a device)" in capsys.readouterr().err
+        assert full.is_char_device()
 
 
 def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -202,6 +203,44 @@ def test_a_damaged_checkpoint_is_refused(stepper, checkpoint, damage):
     checkpoint.write_bytes(damage(checkpoint.read_bytes()))
     with pytest.raises(BadCheckpoint, match=r"cannot be read .*delete it to start anew"):
         calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tokens", np.zeros(3, dtype=np.int64)),
+        ("sums", np.zeros((1, LAYERS), dtype=np.float32)),
+        ("histogram", np.zeros((1, LAYERS, 7), dtype=np.int64)),
+        ("squares", np.array("text")),
+    ],
+)
+def test_a_checkpoint_of_other_arrays_is_refused(stepper, checkpoint, name, value):
+    with np.load(checkpoint) as held:
+        arrays = dict(held) | {name: value}
+    with checkpoint.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(BadCheckpoint, match=r"arrays of another shape or type.*delete it to start anew"):
+        calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
+
+
+@pytest.mark.parametrize(
+    "about", ["3", "[]", '{"plan": 3, "places": {}}', '{"plan": {}, "places": {"a": [-1, 2, "x"]}}', "["]
+)
+def test_a_checkpoint_whose_plan_is_none_is_refused(stepper, checkpoint, about):
+    with np.load(checkpoint) as held:
+        arrays = dict(held) | {"about": np.array(about)}
+    with checkpoint.open("wb") as file:
+        np.savez(file, **arrays)
+    with pytest.raises(BadCheckpoint, match=r"cannot be read .*delete it to start anew"):
+        calibrate(stepper, PLAN, CORPORA, checkpoint=checkpoint, resume=True)
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "/dev/null/c", "."])
+def test_a_checkpoint_that_cannot_be_written_is_refused_before_the_pass(stepper, batches, place):
+    idle = batches()
+    with pytest.raises(BadArgument, match=r"^checkpoint='"):
+        calibrate(stepper, PLAN, CORPORA, checkpoint=Path(place))
+    assert idle.seen == []
 
 
 @pytest.mark.parametrize(

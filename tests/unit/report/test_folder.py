@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
+from emad_ref.files import write_atomically
 from emad_ref.report import folder
 from emad_ref.report.folder import Written, draw_figures, write_pages
-from emad_ref.report.writing import write_atomically
 from tests.unit.report.sample import PARETO, report
 
 FIGURE = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}

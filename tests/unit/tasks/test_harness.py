@@ -346,14 +346,24 @@ def test_a_run_that_died_before_its_first_line_can_go_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("line", "text"), [(0, '{"identity": {"model": "other"}}'), (1, "not JSON"), (1, '{"request": "a"}'), (1, "[]")]
+    ("line", "text"),
+    [
+        (0, b'{"identity": {"model": "other"}}'),
+        (1, b"not JSON"),
+        (1, b'{"request": "a"}'),
+        (1, b"[]"),
+        (1, b'{"request": "a", "result": "\xff"}'),
+        (1, b"[" * 100_000),
+        (1, b'{"request": "a", "result": ' + b"9" * 5000 + b"}"),
+        (1, b'{"request": ["a"], "result": 1}'),
+    ],
 )
 def test_a_damaged_journal_is_refused_by_line(tmp_path, line, text):
     journal = Journal(tmp_path, {"model": "m"})
     journal.record([("a", 1), ("b", 2)])
-    lines = journal.path.read_text().splitlines()
+    lines = journal.path.read_bytes().splitlines()
     lines[line] = text
-    journal.path.write_text("\n".join(lines) + "\n")
+    journal.path.write_bytes(b"\n".join(lines) + b"\n")
     with pytest.raises(BadJournal, match=rf"line {line + 1}=.*remove the file to start over"):
         Journal(tmp_path, {"model": "m"})
 

@@ -1,0 +1,322 @@
+"""Files that fail say so: the one place where the product reads and writes.
+
+Reading: whatever is wrong with a file (not there, a folder, a device, not UTF-8, cut short, no JSON, nested a thousand
+deep, numbers no machine holds, another type at the top) is one ``BadFile`` that names argument, path, expectation and
+remedy. Only regular files are read: a pipe would wait for ever, a device never ends.
+
+Writing: beside the target, to the disk, then renamed, so that a reader and a power cut find the old file or the new
+one. What is there and is no regular file stays as it is, and a link is followed to what it names. ``require_writable``
+asks all that early, by writing: access bits say nothing of a full disk, a read-only mount, or root.
+
+Standard library only; knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from emad_ref.errors import BadArgument
+
+LARGEST = 2**63 - 1  # whole numbers beyond it overflow arrays, and floats after them
+AGAIN = "fetch or write it again"
+KINDS = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+)
+TYPES = {dict: "an object", list: "a list"}
+
+
+class BadFile(BadArgument, OSError):
+    """A file that cannot be read or written, or that holds something else; ``reason`` in a few words."""
+
+    def __init__(self, argument: str, path: Path | str, expected: str, reason: str, remedy: str = ""):
+        super().__init__(argument, str(path), expected, f"{remedy} ({reason})" if remedy else reason)
+        self.reason = self.strerror = reason
+
+    def __str__(self) -> str:  # OSError's own would show errno and file name
+        return str(self.args[0])
+
+
+# ---------------------------------------------------------------- reading
+
+
+@contextmanager
+def reading(path: Path | str, argument: str, remedy: str = AGAIN) -> Iterator[IO[bytes]]:
+    """The open bytes of a regular file; also what goes wrong while they are read is a BadFile.
+
+    Raises:
+        BadFile: it cannot be opened or read, or is no regular file.
+    """
+    try:
+        with open(path, "rb", opener=_at_once) as file:
+            if kind := _other_kind(os.fstat(file.fileno()).st_mode):
+                raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
+            yield file
+    except BadFile:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise BadFile(argument, path, "a file that can be read", _said(error), remedy) from error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """A pipe without a writer is opened too, to be refused."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def read_bytes(path: Path | str, argument: str) -> bytes:
+    """All of a file. Raises BadFile."""
+    with reading(path, argument) as file:
+        return file.read()
+
+
+def read_text(path: Path | str, argument: str) -> str:
+    """All of a UTF-8 file. Raises BadFile."""
+    try:
+        return read_bytes(path, argument).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadFile(argument, path, "a file in UTF-8", str(error), "convert it first") from error
+
+
+def lines_of(path: Path | str, argument: str) -> Iterator[str]:
+    """Lines of a UTF-8 file as they are asked for, whatever its size, with their ends. Only \\n ends one: JSON may hold
+    U+2028 and its like inside a string. Raises BadFile.
+    """
+    with reading(path, argument) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                reason = f"line {number}: {error}"
+                raise BadFile(argument, path, "a file in UTF-8", reason, "convert it first") from error
+
+
+def read_json(
+    path: Path | str, argument: str, kind: type | None = None, *, remedy: str = AGAIN, constants: bool = False
+) -> Any:
+    """What a JSON file holds, of type ``kind`` (dict or list) where one is asked for; ``constants`` as in
+    ``parsed_json``, for readers that judge each number by its name.
+
+    Raises:
+        BadFile: as ``read_text``, and as ``parsed_json``.
+    """
+    text = read_text(path, argument)
+    try:
+        value = parsed_json(text, constants=constants)
+    except ValueError as error:
+        raise BadFile(argument, path, "a readable JSON file", str(error), remedy) from error
+    if kind is not None and type(value) is not kind:
+        raise BadFile(argument, path, f"{TYPES[kind]} of JSON", f"it holds a {type(value).__name__}", remedy)
+    return value
+
+
+def parsed_json(text: str | bytes, *, constants: bool = False) -> Any:
+    """``text`` as JSON; ``constants``: NaN and infinity, which JSON has not, are let through.
+
+    Raises:
+        ValueError: no JSON, nested too deep, or a number beyond 64 bits.
+    """
+    refused = {} if constants else {"parse_constant": _refuse_constant, "parse_float": _finite}
+    try:
+        return json.loads(text, parse_int=_whole, **refused)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def read_toml(path: Path | str, argument: str, remedy: str = "mend the file") -> dict[str, Any]:
+    """What a TOML file holds.
+
+    Raises:
+        BadFile: as ``read_text``; no TOML, nested too deep, or a whole number beyond 64 bits.
+    """
+    text = read_text(path, argument)
+    try:
+        table = tomllib.loads(text, parse_float=_finite)
+        _require_whole(table)
+    except RecursionError as error:
+        raise BadFile(argument, path, "valid TOML in UTF-8", "it is nested too deep", remedy) from error
+    except ValueError as error:
+        raise BadFile(argument, path, "valid TOML in UTF-8", str(error), remedy) from error
+    return table
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > 20 or abs(int(digits)) > LARGEST:
+        raise ValueError(f"a whole number of {len(digits.lstrip('-'))} digits is beyond 64 bits")
+    return int(digits)
+
+
+def _finite(digits: str) -> float:
+    value = float(digits)
+    if value in (float("inf"), float("-inf")):
+        raise ValueError(f"the number {digits[:20]} is beyond what a float holds")
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _require_whole(value: Any) -> None:
+    """TOML's parser takes no function for whole numbers."""
+    below = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in below:
+        _require_whole(item)
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ValueError("a whole number is beyond 64 bits")
+
+
+# ---------------------------------------------------------------- writing
+
+
+def write_atomically(path: Path, text: str, argument: str = "file") -> None:
+    """UTF-8, whole or not at all; half characters, which UTF-8 has not, as their escape. Raises as ``writing``."""
+    with writing(path, argument) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+@contextmanager
+def writing(path: Path, argument: str) -> Iterator[IO[bytes]]:
+    """A file beside ``path`` that takes its place at the end of the block; whatever happens in it, none is left behind.
+
+    Readable for all, as reports and goldens are meant to be, or as the file that it replaces.
+
+    Raises:
+        BadFile: the target is no regular file or may not be written, its folder is missing or cannot be written to, the
+            disk is full.
+    """
+    target, mode = _target(path, argument)
+    try:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, mode)
+            os.replace(name, target)
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(name)
+            raise
+        _sync(target.parent)
+    except OSError as error:
+        if isinstance(error, BadFile):
+            raise
+        raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
+
+
+def append(path: Path, text: str, argument: str) -> None:
+    """Add ``text`` to a file, on the disk when this returns; an interruption may leave a part of it, at the end.
+
+    Raises:
+        BadFile: as ``writing``.
+    """
+    target, _ = _target(path, argument)
+    try:
+        with target.open("ab") as file:
+            file.write(text.encode("utf-8", "backslashreplace"))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise BadFile(argument, path, "a file that can be added to", _said(error), "choose another place") from error
+
+
+def cut(path: Path, size: int, argument: str) -> None:
+    """Keep the first ``size`` bytes of a file. Raises BadFile as ``writing``."""
+    target, _ = _target(path, argument)
+    try:
+        os.truncate(target, size)
+    except OSError as error:
+        raise BadFile(argument, path, "a file that can be cut", _said(error), "choose another place") from error
+
+
+def remove(path: Path, argument: str) -> None:
+    """Remove a file where there is one. Raises BadFile."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise BadFile(argument, path, "a file that can be removed", _said(error), "remove it yourself") from error
+
+
+def require_writable(path: Path, argument: str) -> None:
+    """Refuse now what ``writing`` would refuse after a long pass; makes the folder where it is missing.
+
+    Raises:
+        BadFile: as ``writing``; a name that is empty or too long.
+    """
+    target, _ = _target(path, argument)
+    require_writable_folder(target.parent, argument, path)
+    try:
+        os.lstat(target)  # a name that is too long is found out here
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BadFile(argument, path, "a name for a file", _said(error), "choose another") from error
+
+
+def require_writable_folder(folder: Path, argument: str, named: Path | None = None) -> None:
+    """Make ``folder`` if need be and try it by writing a page to its disk; ``named``: what the user called it.
+
+    Raises:
+        BadFile: it cannot be made or written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
+        raise BadFile(
+            argument, named or folder, "a folder that can be written", _said(error), "choose another"
+        ) from error
+
+
+def _target(path: Path, argument: str) -> tuple[Path, int]:
+    """Where ``path`` leads, links followed, and the mode of what is written there."""
+    if not path.name:
+        raise BadFile(argument, path, "the name of a file", "it is empty or a folder", "name the file")
+    try:
+        target = Path(os.path.realpath(path))
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return target, 0o644
+    except (OSError, ValueError) as error:
+        raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
+    if kind := _other_kind(mode):
+        raise BadFile(argument, path, "a regular file, or none yet", f"it is {kind}", "choose another name")
+    if not os.access(target, os.W_OK):
+        raise BadFile(argument, path, "a file that may be written", "it is read-only", "choose another name")
+    return target, stat.S_IMODE(mode)
+
+
+def _sync(folder: Path) -> None:
+    """The rename itself, to the disk; systems that cannot open folders do without."""
+    with suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _other_kind(mode: int) -> str:
+    """What it is, where it is no regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((kind for is_one, kind in KINDS if is_one(mode)), "no regular file")
+
+
+def _said(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
