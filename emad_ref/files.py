@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import stat
 import tempfile
 import tomllib
@@ -214,6 +215,65 @@ def writing(path: Path, argument: str) -> Iterator[IO[bytes]]:
         if isinstance(error, BadFile):
             raise
         raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
+
+
+@contextmanager
+def replacing_folder(folder: Path, argument: str) -> Iterator[Path]:
+    """An empty folder beside ``folder`` to fill; at the end of the block it takes its place.
+
+    Folders cannot be swapped in one step: the old one is moved aside first, and back if the second step fails. Killed
+    in between, both are there, under names that begin like ``folder``'s.
+
+    Raises:
+        BadFile: as ``require_writable_folder``; the disk is full.
+    """
+    target = Path(os.path.realpath(folder))
+    require_writable_folder(target.parent, argument, folder)
+    beside = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    aside = beside.with_name(f"{beside.name}.old")
+    try:
+        try:
+            yield beside
+            for path in beside.iterdir():
+                _sync(path)
+            beside.chmod(0o755)
+            if target.exists():
+                target.rename(aside)
+            try:
+                beside.rename(target)
+            except OSError:
+                if aside.exists():
+                    aside.rename(target)
+                raise
+        except BaseException:
+            shutil.rmtree(beside, ignore_errors=True)
+            raise
+        _sync(target.parent)
+        shutil.rmtree(aside, ignore_errors=True)
+    except OSError as error:
+        if isinstance(error, BadFile):
+            raise
+        raise BadFile(argument, folder, "a folder that can be written", _said(error), "choose another") from error
+
+
+def require_replaceable(folder: Path, names: frozenset[str], argument: str) -> None:
+    """Refuse a folder whose content is not ``names`` alone: whatever else lies there would be lost.
+
+    Raises:
+        BadFile: it is no folder, holds something else, or lies where nothing can be written.
+    """
+    target = Path(os.path.realpath(folder))
+    require_writable_folder(target.parent, argument, folder)
+    if not target.exists():
+        return
+    try:
+        strange = sorted(entry.name for entry in target.iterdir() if entry.name not in names)
+    except OSError as error:
+        raise BadFile(argument, folder, "a folder, or none yet", _said(error), "choose another") from error
+    if strange:
+        raise BadFile(
+            argument, folder, "a folder of a saved model, or none yet", f"it holds {strange[0]}", "choose another"
+        )
 
 
 def append(path: Path, text: str, argument: str) -> None:

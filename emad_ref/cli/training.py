@@ -14,10 +14,11 @@ def train(args: argparse.Namespace) -> None:
 
     recipe = recipe_named(args.name)
     out = args.out or Path(str(files("emad_ref.models") / "weights")) / args.name
-    loss = run(recipe, out)
+    loss = run(recipe, out, resume=args.resume)
     print(f"{args.name}: {loss:.4f} nats/token at the end of training; written to {out}")
 
 
 def train_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("name")
     sub.add_argument("--out", type=Path, help="folder to write; the bundled one by default")
+    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")

@@ -128,7 +128,7 @@ def test_world_prints_documents(capsys):
 
 def test_train_writes_where_it_says(monkeypatch, tmp_path, capsys):
     seen = []
-    monkeypatch.setattr(loop, "train", lambda chosen, out: seen.append((chosen.name, out)) or 1.25)
+    monkeypatch.setattr(loop, "train", lambda chosen, out, resume: seen.append((chosen.name, out)) or 1.25)
     assert cli.main(["train", "emad-nano", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"emad-nano: 1.2500 nats/token at the end of training; written to {tmp_path}\n"
     assert cli.main(["train", "emad-nano"]) == 0

@@ -16,6 +16,7 @@ from emad_ref.training import causal, loop
 from emad_ref.training.causal import VOCABULARY, batches, initial_model, loss_of, optimisers, train_tokenizer
 from emad_ref.training.loop import RECIPES, Diverged, rate_at, recipe_named, train
 from emad_ref.training.recipe import END_OF_TEXT, Recipe
+from emad_ref.training.state import BadState
 
 MICRO = Recipe("micro", layers=2, hidden=32, heads=2, early_exit=((1, 0.25),), steps=3, batch=2, window=32, warmup=1)
 
@@ -190,3 +191,94 @@ def test_exits_are_trained_where_the_default_probes_stand():
 
     assert tuple(layer for layer, _ in RECIPES["emad-tiny"].early_exit) == default_probes(RECIPES["emad-tiny"].layers)
     assert RECIPES["emad-tiny-plain"].early_exit == ()
+
+
+# ---------------------------------------------------------------- interrupted, resumed, kept
+
+
+class PowerCut(Exception):
+    pass
+
+
+LONGER = replace(MICRO, steps=6)
+
+
+def cut_at(monkeypatch, step):
+    """The loss of that step is never reached."""
+    family, calls = loop.FAMILIES["causal"], iter(range(100))
+
+    def loss(*given):
+        if next(calls) == step:
+            raise PowerCut
+        return family.loss(*given)
+
+    monkeypatch.setitem(loop.FAMILIES, "causal", replace(family, loss=loss))
+    return lambda: monkeypatch.setitem(loop.FAMILIES, "causal", family)
+
+
+@pytest.fixture
+def interrupted(quick, monkeypatch, tmp_path):
+    """A training that broke in its fifth step, kept after every second one."""
+    mend = cut_at(monkeypatch, 4)
+    with pytest.raises(PowerCut):
+        train(LONGER, tmp_path / "out", every=2)
+    mend()
+    return tmp_path / "out"
+
+
+def test_a_resumed_training_is_the_uninterrupted_one_bit_for_bit(interrupted, tmp_path):
+    loss = train(LONGER, tmp_path / "whole")
+    assert not interrupted.exists()
+    assert train(LONGER, interrupted, resume=True, every=2) == loss
+    resumed, whole = weights(interrupted), weights(tmp_path / "whole")
+    assert all(torch.equal(resumed[name], whole[name]) for name in whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
+
+
+def test_an_unfinished_training_is_not_written_over_unasked(interrupted):
+    with pytest.raises(BadState, match=r"holds an unfinished training, but expected none; pass resume"):
+        train(LONGER, interrupted)
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"steps": 7}, {"steps": 4}, {"hidden": 64}])
+def test_a_training_of_another_recipe_is_refused(interrupted, change):
+    with pytest.raises(BadState, match=r"train with the same recipe and torch, or delete it to start anew"):
+        train(replace(LONGER, **change), interrupted, resume=True)
+
+
+@pytest.mark.parametrize("damage", [lambda b: b"", lambda b: b"[]", lambda b: b[:-500], lambda b: b[: len(b) // 2]])
+def test_a_damaged_training_is_refused(interrupted, damage):
+    checkpoint = interrupted.with_name("out.checkpoint")
+    checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+    with pytest.raises(BadState, match=r"cannot be read .*delete it to start anew"):
+        train(LONGER, interrupted, resume=True)
+
+
+def test_the_old_model_stays_until_the_new_one_is_whole(quick, monkeypatch, tmp_path):
+    train(MICRO, tmp_path / "out")
+    old = weights(tmp_path / "out")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(loop.FAMILIES["causal"].tokenizer()), "save_pretrained", full)
+        with pytest.raises(BadArgument, match=r"out=.* a folder that can be written; .* \(No space left"):
+            train(replace(MICRO, seed=1), tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert all(torch.equal(old[name], value) for name, value in weights(tmp_path / "out").items())
+    train(replace(MICRO, seed=1), tmp_path / "out")
+    assert not torch.equal(old["lm_head.weight"], weights(tmp_path / "out")["lm_head.weight"])
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("kind", ["file", "with a thesis", "below a file"])
+def test_a_place_that_cannot_be_replaced_is_refused_before_the_first_step(quick, monkeypatch, tmp_path, kind):
+    monkeypatch.setitem(loop.FAMILIES, "causal", None)  # nothing of the family is asked
+    (tmp_path / "file").touch()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    places = {"file": "file", "with a thesis": "full", "below a file": "file/out"}
+    with pytest.raises(BadArgument, match=r"^out='"):
+        train(MICRO, tmp_path / places[kind])
+    assert (tmp_path / "full" / "thesis.tex").exists()
