@@ -77,6 +77,8 @@ CONTROLS = ("control:identity-upper",)
 IDENTITY_ABOVE = 4  # layers of the control above this one do nothing
 AUTO = "auto"  # the device that leaves placement to accelerate
 LOG_IN = "log in (`hf auth login`, or HF_TOKEN in the environment)"
+# Of whichever library the hub's client uses for HTTP: also what is raised when a connection breaks off.
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a gated repository is also a hidden one
     (GatedRepoError, f"it is gated: accept its terms on its page of the hub, then {LOG_IN}"),
     (RepositoryNotFoundError, f"the hub has no such repository, or it is private: check the name, or {LOG_IN}"),
@@ -401,7 +403,7 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     """Run one ``from_pretrained``; every way it fails for want of files, or by what they hold, becomes one error."""
     try:
         return action()
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, HTTP_ERROR) as error:
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
             f"name={name!r}, but its {what} could not be read{_refusal(error)}; download it elsewhere (config, "
