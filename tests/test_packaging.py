@@ -81,6 +81,7 @@ def test_the_sdist_has_all_that_the_wheel_is_made_of(sdist: Path) -> None:
     expected = {"hatch_build.py", "pyproject.toml", "LICENSE", "README.md", "constraints.txt"}
     for folder in ("emad_ref", "pytest_emad", "suites", "golden", "tests", "examples"):
         expected |= tracked(folder)
+    expected -= {"examples/cpp/decoder"}  # where somebody built it
     assert expected <= names, sorted(expected - names)
 
 

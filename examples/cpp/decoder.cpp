@@ -288,12 +288,12 @@ string contents(const string& path) {
 std::shared_ptr<const Model> load(const string& folder) {
     const Json config(contents(folder + "/config.json"));
     const string rope = "rope_parameters";  // before transformers 5 both numbers stood in the config itself
-    support(config.text("model_type", "") == "gpt_neox", "models other than GPT-NeoX");
-    support(config.text("hidden_act", "gelu") == "gelu", "activations other than the exact gelu");
+    const string type = config.text("model_type", "none"), scaling = config.text(rope + "/rope_type", "default");
+    support(type == "gpt_neox", "model_type " + type + ": this decoder knows GPT-NeoX alone");
+    support(config.text("hidden_act", "gelu") == "gelu", "hidden_act: this decoder knows the exact gelu alone");
     support(config.flag("attention_bias", true), "attention without bias");
     support(!config.flag("tie_word_embeddings", false), "heads that are the embedding");
-    const bool plain = !config.has("rope_scaling") && config.text(rope + "/rope_type", "default") == "default";
-    support(plain, "scaled rotary positions");
+    support(!config.has("rope_scaling") && scaling == "default", "scaled rotary positions");
     const auto size = [&](const char* key) {
         require(config.whole(key) > 0 && config.whole(key) < 1 << 30, key, to_string(config.whole(key)), "a size");
         return config.whole(key);
@@ -646,7 +646,7 @@ void require_served(const Model& model, const Ints& tokens, Int positions) {
 }
 
 std::vector<Ints> prompts_of(const Request& request, const Decoder& decoder, Int more) {
-    support(!request.has("source"), "prompts with a source: there is no encoder here");
+    support(!request.has("source"), "prompts with a source: this decoder has no encoder");
     const Ints &tokens = request.ints("tokens", {-1}), &lengths = request.ints("lengths", {-1});
     require(!lengths.empty() && len(lengths) <= decoder.max_rows, "prompts", to_string(len(lengths)), "1 to max_rows");
     std::vector<Ints> rows;
@@ -697,12 +697,15 @@ class Server {
     }
     void open(const Request& request, Reply& reply) {
         const Json& asked = request.header;
-        support(asked.text("model/dtype") == "float32", "judges in another dtype: this decoder computes in float32");
-        support(asked.text("point/schedule") == "monotone", "schedules other than monotone");
-        support(asked.text("point/signal") == "entropy_nats", "signals other than entropy");
-        support(asked.text("point/estimator/kind") == "full", "estimators: probes read the full softmax");
-        support(asked.size("point/bins/features") == 0, "bins: a probe has one threshold");
-        support(!asked.flag("point/interpolate", false), "exits between probes");
+        const auto only = [&](const string& path, const string& wanted, const string& why) {
+            support(asked.text(path) == wanted, path + " " + asked.text(path) + ": " + why);
+        };
+        only("model/dtype", "float32", "this decoder computes in float32");
+        only("point/schedule", "monotone", "this decoder only lowers depth");
+        only("point/signal", "entropy_nats", "this decoder knows entropy alone");
+        only("point/estimator/kind", "full", "this decoder reads the full softmax");
+        support(asked.size("point/bins/features") == 0, "bins: this decoder has one threshold per probe");
+        support(!asked.flag("point/interpolate", false), "interpolation: this decoder leaves at probes alone");
         support(!asked.has("point/confidence") && !asked.has("point/decay"), "parameters of other signals");
         const string folder = asked.text("model/folder"), key = folder + "\n" + asked.text("model/fingerprint");
         if (!models_.count(key)) models_[key] = load(folder);
@@ -751,7 +754,7 @@ class Server {
         }
         session.advance(tokens, depth, n, last, reply);
     }
-    void deepen(const Request&, Reply&) { support(false, "deepen: under the monotone schedule depth never rises"); }
+    void deepen(const Request&, Reply&) { support(false, "deepen: this decoder only lowers depth"); }
     void rollback(const Request& request, Reply& reply) { settle(request, reply, &Decoder::rollback); }
     void commit(const Request& request, Reply& reply) { settle(request, reply, &Decoder::commit); }
     void settle(const Request& request, Reply& reply, void (Decoder::*change)(Row&, Int) const) {

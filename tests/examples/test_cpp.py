@@ -241,7 +241,7 @@ def declined() -> list[Any]:
         pytest.param(replace(plain, signal="softmax_response"), "signal", id="another signal"),
         pytest.param(replace(plain, estimator=Estimator("topk", k=8)), "estimator", id="an estimator"),
         pytest.param(replace(plain, bins=BinSpec(("position",)), thresholds=((0.5,),) * 3), "one threshold", id="bins"),
-        pytest.param(replace(plain, interpolate=True), "between probes", id="exits between probes"),
+        pytest.param(replace(plain, interpolate=True), "at probes alone", id="exits between probes"),
     ]
 
 
