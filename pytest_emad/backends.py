@@ -1,6 +1,11 @@
-"""Which plugin makes the decoder under test: ours, the one foreign provider, or the one ``--emad-backend`` names."""
+"""Which plugin makes the decoder under test: ours, the one foreign provider, or the one ``--emad-backend`` names.
+
+With ``--emad-decoder`` it is none of them: the decoder in the other process is the only one that is asked.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -8,8 +13,13 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Decoder, Request
 from pytest_emad.options import settings
 
+if TYPE_CHECKING:
+    from emad_ref.evidence.distant import Distant
+    from emad_ref.wire.address import Address
+
 HOOK = "pytest_emad_make_decoder"
 OURS = "emad-walked"
+DISTANT = "emad-distant"
 
 
 class NoDecoder(EmadError):
@@ -24,6 +34,35 @@ class WalkedBackend:
         from emad_ref.evidence.host import walked  # imports torch: only when a decoder is really wanted
 
         return walked(request)
+
+
+class DistantBackend:
+    """The provider of ``--emad-decoder``: one connection for the run, made when the first decoder is wanted."""
+
+    def __init__(self, address: Address, seconds: float) -> None:
+        self._address, self._seconds = address, seconds
+        self._distant: Distant | None = None
+
+    def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
+        if self._distant is None:
+            from emad_ref.evidence.distant import Distant  # imports torch, as the model that is asked about has
+
+            self._distant = Distant(self._address, self._seconds)
+        return self._distant.make(request)
+
+    def close(self) -> None:
+        if self._distant is not None:
+            self._distant.close()
+
+
+def register(config: pytest.Config) -> None:
+    """Our provider and, with ``--emad-decoder``, the one of the other process, which ends with the run."""
+    config.pluginmanager.register(WalkedBackend(), OURS)
+    chosen = settings(config)
+    if chosen.decoder is not None:
+        distant = DistantBackend(chosen.decoder, chosen.decoder_timeout)
+        config.pluginmanager.register(distant, DISTANT)
+        config.add_cleanup(distant.close)
 
 
 def providers(config: pytest.Config) -> dict[str, object]:
@@ -46,6 +85,8 @@ def check(config: pytest.Config) -> None:
 
 def _chosen(config: pytest.Config) -> str | None:
     """The provider that alone is asked, or None for the usual order."""
+    if settings(config).decoder is not None:
+        return DISTANT
     known, wanted = list(providers(config)), settings(config).backend
     foreign = [name for name in known if name != OURS]
     if wanted is None and len(foreign) > 1:

@@ -20,6 +20,7 @@ from emad_ref.evidence import values
 from emad_ref.evidence.study import BUDGETS, Budget, Study
 from emad_ref.verdict.claims import Claim, load_register
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating
+from emad_ref.wire.address import FORMS, Address, address
 
 DEFAULT_MODEL = "emad-tiny"
 DEFAULT_PAIR = ("emad-nano", "emad-tiny")  # small, large
@@ -37,6 +38,8 @@ class Settings:
     small_model: str
     large_model: str
     backend: str | None
+    decoder: Address | None
+    decoder_timeout: float
     report: Path | None
     gating: Gating
     gate_claims: frozenset[str]
@@ -58,7 +61,7 @@ class Settings:
 def _plain(value: Any) -> Any:
     if isinstance(value, Budget):
         return value.name
-    if isinstance(value, Path):
+    if isinstance(value, Path | Address):
         return str(value)
     if isinstance(value, frozenset):
         return sorted(value)
@@ -116,6 +119,16 @@ OPTIONS: tuple[Option, ...] = (
     Option("dtype", values.one_of(values.DTYPES), "float32", f"one of {', '.join(values.DTYPES)} (default: float32)"),
     Option(
         "backend", values.name, None, "plugin that makes the decoder under test (default: the one installed, else ours)"
+    ),
+    Option(
+        "decoder",
+        address,
+        None,
+        f"decoder in another process: {FORMS} (docs/wire.md), in place of any plugin",
+        "ADDRESS",
+    ),
+    Option(
+        "decoder-timeout", values.seconds, 120.0, "time limit of each call to --emad-decoder (default: 120)", "SECONDS"
     ),
     Option("profile", values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
     Option("margin", values.nats, None, "also judge EMAD at this margin, in nats", "NATS"),
@@ -195,6 +208,7 @@ def _build(config: pytest.Config) -> Settings:
     gating = Gating(**{field.name: given.pop(field.name) for field in fields(Gating)})
     built = Settings(study=study, gating=gating, **given)
     _check_claims(built)
+    _check_provider(built)
     _check_update(built, config, os.environ)
     return built
 
@@ -223,6 +237,12 @@ def _check_claims(built: Settings) -> None:
     for name in sorted(built.gate_claims):
         if name not in known:
             raise BadArgument("--emad-gate-claims", name, f"ids of the register: {', '.join(known)}")
+
+
+def _check_provider(built: Settings) -> None:
+    """One decoder is judged: there or here."""
+    if built.decoder is not None and built.backend is not None:
+        raise BadArgument("--emad-backend", built.backend, "none beside --emad-decoder", "leave one of them out")
 
 
 def _check_update(built: Settings, config: pytest.Config, environment: Mapping[str, str]) -> None:

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(progress.close_stream)
     config.pluginmanager.register(fixtures, "emad-fixtures")
     config.pluginmanager.register(stopping, "emad-stopping")
-    config.pluginmanager.register(backends.WalkedBackend(), backends.OURS)
+    backends.register(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
         config.pluginmanager.register(Reporting(config), "emad-reporting")

@@ -23,6 +23,8 @@ def header(settings: Settings) -> str:
         parts.append(f"seed {settings.study.seed}")
     if settings.backend:
         parts.append(f"backend {settings.backend}")
+    if settings.decoder:
+        parts.append(f"decoder {settings.decoder}")
     if settings.gating.require:
         parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:

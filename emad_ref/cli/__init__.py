@@ -1,4 +1,4 @@
-"""``emad``: train, calibrate, merge, judge, sweep, generate, report, world.
+"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1.
 """
@@ -13,6 +13,7 @@ from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merg
 from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.reporting import report, report_arguments
+from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
 from emad_ref.errors import BadArgument, EmadError
@@ -28,6 +29,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (judge, judge_arguments),
     (sweep, sweep_arguments),
     (generate, generate_arguments),
+    (serve, serve_arguments),
     (report, report_arguments),
     (world, world_arguments),
 )

@@ -76,6 +76,16 @@ def nats(text: str, base: Path, where: str) -> float:
     return value
 
 
+def seconds(text: str, base: Path, where: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadArgument(where, text, "a number of seconds", "e.g. 30") from None
+    if not 0 < value < math.inf:
+        raise BadArgument(where, text, "a finite number of seconds above 0", "e.g. 30")
+    return value
+
+
 def seed(text: str, base: Path, where: str) -> int:
     return _whole(text, where, 0, LARGEST_SEED)
 

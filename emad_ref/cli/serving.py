@@ -1,0 +1,217 @@
+"""``emad serve``: the reference decoder behind the wire protocol (docs/wire.md), for judges in other processes.
+
+emad serve emad-tiny                          # over standard input and output, as --emad-decoder exec: starts it
+emad serve emad-tiny --tcp 127.0.0.1:7007     # over a socket, one judge or several
+
+Over a pipe, standard output belongs to replies: whatever else is printed goes to standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.evidence import values
+from emad_ref.evidence.study import Study
+from emad_ref.protocol import Decoder, Request, Unsupported
+from emad_ref.wire.address import host_and_port
+from emad_ref.wire.messages import Model
+from emad_ref.wire.serving import Serving
+from emad_ref.wire.streams import Stream
+
+if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
+    from emad_ref.models.loading import Loaded
+
+NAME = "emad serve"
+LAST_CALL_S = 5.0  # for the call that a judge is in when the server ends
+
+
+class Stopped(BaseException):
+    """SIGINT or SIGTERM: the server is asked to end. No call may take it for a failure of its own."""
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve the reference decoder to judges in other processes."""
+    if args.tcp is None:
+        with _replies_alone() as replies, _stops_on_signals():
+            _over_pipe(args, replies)
+    else:
+        listener = _listener(args.tcp, args.anywhere)
+        with listener, _stops_on_signals():
+            _over_sockets(args, listener)
+
+
+def serve_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
+    sub.add_argument("--tcp", metavar="HOST:PORT", help="a socket in place of the pipe; port 0: any, which is printed")
+    sub.add_argument("--anywhere", action="store_true", help="let --tcp listen beyond the loopback interface")
+    sub.add_argument("--device", default="cpu")
+    sub.add_argument("--dtype", choices=values.DTYPES, default="float32")
+    sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
+    sub.add_argument("--seed", type=int, default=0, help="of random: and control: weights")
+
+
+# ---------------------------------------------------------------- models
+
+
+@contextmanager
+def _loaded(args: argparse.Namespace) -> Iterator[Callable[[Request], Decoder]]:
+    """What makes decoders of the models asked for, loaded as long as the block lasts."""
+    if args.threads is not None and args.threads < 1:
+        raise BadArgument("--threads", args.threads, "a whole number ≥ 1")
+    import torch
+
+    from emad_ref.evidence.subject import open_model
+
+    with ExitStack() as stack:
+        study = Study(device=args.device, dtype=args.dtype, seed=args.seed)
+        models = [stack.enter_context(open_model(name, study)) for name in args.models]
+        if args.threads is not None:
+            torch.set_num_threads(args.threads)
+        for model in models:
+            assert model.stepper.layers  # walked once and compared before the first judge waits for it
+        yield partial(_decoder, models, args.dtype)
+
+
+def _decoder(models: Sequence[Loaded], dtype: str, request: Request) -> Decoder:
+    """Our decoder of the model that is meant: the one with those very weights.
+
+    Raises:
+        Unsupported: a model that is not served here.
+        BadArgument: one of that name is, with other weights or in another precision.
+    """
+    from emad_ref.evidence.host import walked
+    from emad_ref.protocol import ModelRef
+
+    wanted: Model = request.model.load()
+    meant = next((model for model in models if model.fingerprint == wanted.fingerprint), None)
+    if meant is not None:
+        return walked(replace(request, model=ModelRef(meant.name, lambda: meant)))
+    for model in models:
+        if model.name == wanted.name:
+            raise BadArgument(
+                "model.fingerprint",
+                f"{wanted.fingerprint[:12]} in {wanted.dtype}",
+                f"{model.fingerprint[:12]} in {dtype}, the {model.name} of this server",
+                "start it with the judge's --dtype, --seed and weights",
+            )
+    served = ", ".join(model.name for model in models)
+    raise Unsupported(f"{NAME} has {served}, not {wanted.name}; name it on its command line, too")
+
+
+# ---------------------------------------------------------------- a pipe
+
+
+@contextmanager
+def _replies_alone() -> Iterator[int]:
+    """A descriptor of standard output; meanwhile whatever is printed there goes to standard error."""
+    sys.stdout.flush()
+    replies = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield replies
+    finally:
+        sys.stdout.flush()
+        os.dup2(replies, 1)
+        os.close(replies)
+
+
+def _over_pipe(args: argparse.Namespace, replies: int) -> None:
+    try:
+        with _loaded(args) as make:
+            _say(f"serving {', '.join(args.models)} over standard input and output")
+            Serving(make, NAME).serve(Stream(0, replies))
+    except Stopped:
+        return
+    except OSError as error:
+        raise EmadError(f"the judge is gone: {error}") from error
+
+
+# ---------------------------------------------------------------- sockets
+
+
+def _listener(text: str, anywhere: bool) -> socket.socket:
+    """Raises BadArgument: no address, one beyond this machine without ``anywhere``, one that cannot be had."""
+    host, port = host_and_port(text, text, "--tcp", range(65536))
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        if not anywhere and not ipaddress.ip_address(place[0]).is_loopback:
+            raise BadArgument(
+                "--tcp",
+                text,
+                "an address of the loopback interface, e.g. 127.0.0.1:7007",
+                "add --anywhere to serve whoever can reach this machine: nothing asks who they are",
+            )
+        return socket.create_server(place[:2], family=family)
+    except OSError as error:
+        raise BadArgument("--tcp", text, "an address to listen on", str(error)) from error
+
+
+def _over_sockets(args: argparse.Namespace, listener: socket.socket) -> None:
+    """One thread for each judge; their calls take turns, for the models are shared."""
+    judges: dict[threading.Thread, socket.socket] = {}
+    try:
+        with _loaded(args) as make:
+            host, port = listener.getsockname()[:2]
+            _say(f"listening on tcp:{f'[{host}]' if ':' in host else host}:{port}")
+            turn = threading.Lock()
+            while True:
+                judge, _ = listener.accept()
+                judges = {thread: known for thread, known in judges.items() if thread.is_alive()}
+                thread = threading.Thread(target=_answer, args=(judge, make, turn), daemon=True)
+                judges[thread] = judge
+                thread.start()
+    except Stopped:
+        return
+    finally:
+        for thread, judge in judges.items():
+            if thread.is_alive():
+                _hang_up(judge)
+                thread.join(LAST_CALL_S)
+
+
+def _answer(judge: socket.socket, make: Callable[[Request], Decoder], turn: threading.Lock) -> None:
+    try:
+        with judge:
+            judge.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            Serving(make, NAME, turn).serve(Stream(judge.fileno(), judge.fileno()))
+    except (EmadError, OSError) as error:  # the end of this judge's connection: others are served on
+        _say(f"a judge left: {error}")
+
+
+def _hang_up(judge: socket.socket) -> None:
+    """Wake the thread that waits for it."""
+    try:
+        judge.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it has left by itself
+        return
+
+
+def _say(what: str) -> None:
+    print(f"{NAME}: {what}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _stops_on_signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the block by ``Stopped``."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,83 @@
+"""Where a decoder is, as a user writes it: ``exec:COMMAND``, a program, or ``tcp:HOST:PORT``, a server.
+
+What is written is checked, nothing is started. A command is split as a shell would split it, and never given to one.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from emad_ref.errors import BadArgument
+
+FORMS = "exec:COMMAND or tcp:HOST:PORT"
+PORTS = range(1, 65536)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A command as words, the first of them a file that can be run; it runs in ``folder``."""
+
+    text: str
+    words: tuple[str, ...]
+    folder: Path
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Server:
+    text: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Address = Program | Server
+
+
+def address(text: str, base: Path, where: str) -> Address:
+    """Read an address; ``base`` is the folder that a program's path starts from, and where it runs.
+
+    Raises:
+        BadArgument: naming ``where``: another scheme, an empty command, a program that is not there or cannot be run,
+            something that is no host and port.
+    """
+    scheme, _, rest = text.strip().partition(":")
+    if scheme == "exec":
+        return _program(text.strip(), rest, base, where)
+    if scheme == "tcp":
+        return Server(text.strip(), *host_and_port(rest, text, where))
+    raise BadArgument(where, text, FORMS)
+
+
+def _program(text: str, command: str, base: Path, where: str) -> Program:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise BadArgument(where, text, "a command with its quotes closed", str(error)) from error
+    if not words or not words[0]:
+        raise BadArgument(where, text, "a command behind exec:", "e.g. exec:./decoder --threads 1")
+    program = words[0]
+    # a bare name is looked up as a shell would; anything with a slash is a path, from the folder it was written for
+    found = shutil.which(str(base / program) if "/" in program else program)
+    if found is None:
+        looked = f"looked at {base / program}" if "/" in program else "looked along PATH; ./NAME means this folder"
+        raise BadArgument(where, text, "a program that is there and can be run", looked)
+    return Program(text, (found, *words[1:]), base)
+
+
+def host_and_port(rest: str, text: str, where: str, ports: range = PORTS) -> tuple[str, int]:
+    """``HOST:PORT``, an IPv6 address in brackets or not. Raises BadArgument."""
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host:
+        raise BadArgument(where, text, FORMS, "name both, e.g. tcp:127.0.0.1:7007")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) in ports):
+        raise BadArgument(where, text, f"a port in {ports[0]}–{ports[-1]} behind the last colon")
+    return host, int(port)

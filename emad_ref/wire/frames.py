@@ -1,0 +1,149 @@
+"""Frames: a JSON header and the arrays that it lists, as bytes (docs/wire.md, "Frames"). Nothing is ever unpickled.
+
+    EMW1 | header bytes, uint32 | payload bytes, uint64 | header | payload
+
+The header's ``arrays`` are what its payload holds, one after the other, in C order, little-endian. What a header says
+is held against the limits, and against itself, before a byte of its payload is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.errors import BadArgument, EmadError
+
+MAGIC = b"EMW1"
+SIZES = struct.Struct("<IQ")
+HEADER_BYTES = 16 << 20
+PAYLOAD_BYTES = 4 << 30
+DIMENSIONS = 8
+DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in ("int64", "float32", "float64")}
+
+Array = NDArray[Any]
+Read = Callable[[int], NDArray[np.uint8]]  # exactly so many bytes
+
+
+class BadFrame(EmadError):
+    """A header above its limit, that is no JSON, or that contradicts itself or its payload."""
+
+
+class NoFrame(BadFrame):
+    """Bytes that begin no frame: ``magic`` are the first of them."""
+
+    def __init__(self, magic: bytes):
+        self.magic = magic
+        super().__init__(f"{magic!r} where a frame begins with {MAGIC!r}")
+
+
+@dataclass(frozen=True)
+class Frame:
+    """``header``: JSON values by name, ``arrays`` apart. Two frames add up to one with the parts of both."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Array] = field(default_factory=dict)
+
+    def __add__(self, other: Frame) -> Frame:
+        return Frame(self.header | other.header, self.arrays | other.arrays)
+
+
+def encoded(frame: Frame) -> list[bytes | memoryview]:
+    """The frame's bytes, in parts: large arrays are not copied.
+
+    Raises:
+        BadArgument: an array of a dtype that does not travel; a header or payload above its limit.
+    """
+    arrays = {name: np.asarray(array) for name, array in frame.arrays.items()}
+    for name, array in arrays.items():
+        if array.dtype.name not in DTYPES:
+            raise BadArgument(name, array.dtype.name, f"an array of {', '.join(DTYPES)}")
+    listed = [{"name": name, "dtype": array.dtype.name, "shape": list(array.shape)} for name, array in arrays.items()]
+    header = json.dumps({**frame.header, "arrays": listed}, allow_nan=False).encode()
+    payload = sum(array.nbytes for array in arrays.values())
+    if len(header) > HEADER_BYTES or payload > PAYLOAD_BYTES:
+        expected = f"at most {HEADER_BYTES} of header and {PAYLOAD_BYTES} of payload"
+        raise BadArgument("frame", f"{len(header)} + {payload} bytes", expected, "feed fewer tokens or rows at once")
+    plain = [np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name]) for array in arrays.values()]
+    small = MAGIC + SIZES.pack(len(header), payload) + header
+    return [small, *(array.reshape(-1).data for array in plain if array.size)]
+
+
+def read_frame(read: Read) -> Frame:
+    """The next frame of a stream; arrays own their memory and may be written to.
+
+    Raises:
+        NoFrame: another magic.
+        BadFrame: sizes above the limits, a header that is not JSON or does not fit its payload.
+        whatever ``read`` raises.
+    """
+    magic = read(len(MAGIC)).tobytes()
+    if magic != MAGIC:
+        raise NoFrame(magic)
+    header_bytes, payload_bytes = SIZES.unpack(read(SIZES.size).tobytes())
+    if header_bytes > HEADER_BYTES:
+        raise BadFrame(f"a header of {header_bytes} bytes, but at most {HEADER_BYTES} are allowed")
+    if payload_bytes > PAYLOAD_BYTES:
+        raise BadFrame(f"a payload of {payload_bytes} bytes, but at most {PAYLOAD_BYTES} are allowed")
+    header = _parsed(read(header_bytes).tobytes())
+    layout = _layout(header.pop("arrays", None))
+    expected = sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
+    if expected != payload_bytes:
+        raise BadFrame(f"a payload of {payload_bytes} bytes, but its arrays take {expected}")
+    return Frame(header, {name: _array(read, dtype, shape) for name, (dtype, shape) in layout.items()})
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise BadFrame(f"a header that is not JSON ({error}): {text[:80]!r}") from error
+    if not isinstance(header, dict):
+        raise BadFrame(f"a header that is no JSON object: {text[:80]!r}")
+    return header
+
+
+def _no_constant(word: str) -> float:
+    raise ValueError(f"{word} is no JSON")
+
+
+def _layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    if not isinstance(listed, list):
+        raise BadFrame(f"arrays={listed!r}, but expected a list, [] where there is no payload")
+    layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for entry in listed:
+        name, dtype, shape = _entry(entry)
+        if name in layout:
+            raise BadFrame(f"two arrays with the name {name!r}")
+        layout[name] = dtype, shape
+    return layout
+
+
+def _entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
+    given = entry if isinstance(entry, Mapping) else {}
+    name, dtype, shape = given.get("name"), given.get("dtype"), given.get("shape")
+    if not isinstance(name, str):
+        raise BadFrame(f"an array without a name: {entry!r}")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise BadFrame(f"array {name!r} has dtype={dtype!r}, but expected one of {', '.join(DTYPES)}")
+    if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(_is_size(size) for size in shape):
+        raise BadFrame(f"array {name!r} has shape={shape!r}, but expected at most {DIMENSIONS} sizes ≥ 0")
+    return name, DTYPES[dtype], tuple(shape)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 <= size <= PAYLOAD_BYTES
+
+
+def _array(read: Read, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    flat = read(math.prod(shape) * dtype.itemsize).view(dtype)
+    try:
+        return flat.reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+    except ValueError as error:  # empty, but of sizes whose product NumPy cannot hold
+        raise BadFrame(f"an array of shape {list(shape)}: {error}") from error

@@ -1,0 +1,200 @@
+"""The decoder's side: what answers the calls of one judge with decoders of any factory.
+
+``Serving`` knows no model: ``make`` turns a request into a decoder, or refuses. What the judge says of the model is
+``request.model.load()``, a ``messages.Model``. Errors of ours become refusals of their kind, any other a failure whose
+traceback goes to standard error; the loop goes on.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from itertools import count
+from typing import Any, TypeVar
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
+from emad_ref.wire.connection import FAILURE, WIRE
+from emad_ref.wire.frames import Frame, encoded, read_frame
+from emad_ref.wire.messages import (
+    capabilities_json,
+    ints,
+    items,
+    prompts_of,
+    record_frame,
+    request_of,
+    state_frame,
+    step_frame,
+    whole,
+)
+from emad_ref.wire.streams import Ended, Stream
+
+KINDS: tuple[tuple[type[EmadError], str], ...] = (
+    (Unsupported, "Unsupported"),
+    (InadmissibleDepth, "InadmissibleDepth"),
+    (BadArgument, "BadArgument"),
+)
+
+T = TypeVar("T")
+
+
+class Serving:
+    """The decoders and sessions of one judge, by the numbers they were given.
+
+    ``turn``: entered around each call, for those who share a model between several judges.
+    """
+
+    def __init__(self, make: Callable[[Request], Decoder], name: str, turn: AbstractContextManager[Any] | None = None):
+        self._make, self._name, self._turn = make, name, turn or nullcontext()
+        self._numbers = count(1)
+        self._decoders: dict[int, Decoder] = {}
+        self._sessions: dict[int, tuple[int, Session]] = {}  # of which decoder
+        self._calls: dict[str, Callable[[Frame], Frame]] = {
+            "hello": self._hello,
+            "open": self._opened,
+            "start": self._start,
+            "feed": self._feed,
+            "deepen": self._deepen,
+            "rollback": lambda asked: self._moved(asked, "rollback"),
+            "commit": lambda asked: self._moved(asked, "commit"),
+            "drop": self._drop,
+            "end": self._end,
+            "generate": self._generate,
+            "synchronize": self._synchronize,
+            "close": self._close,
+            "bye": lambda asked: Frame(),
+        }
+
+    def serve(self, stream: Stream) -> None:
+        """Answer calls until ``bye``, or until the judge closes the stream between two of them.
+
+        Raises:
+            Ended: the stream ended within a request.
+            BadFrame: something else than a request: nothing can be read after it.
+            OSError: the judge reads no longer.
+        """
+        try:
+            while True:
+                try:
+                    asked = read_frame(stream.read)
+                except Ended as end:
+                    if not end.received:
+                        return
+                    raise
+                stream.write(self._answered(asked))
+                if asked.header.get("call") == "bye":
+                    return
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close every session and decoder."""
+        for number in list(self._decoders):
+            self._closed(number)
+
+    def _answered(self, asked: Frame) -> list[bytes | memoryview]:
+        """The reply's bytes; a refusal where there is none."""
+        name = asked.header.get("call")
+        try:
+            if not isinstance(name, str) or name not in self._calls:
+                raise BadArgument("call", name, f"one of {', '.join(self._calls)}")
+            with self._turn:
+                return encoded(Frame({"reply": name}) + self._calls[name](asked))
+        except EmadError as error:
+            kind = next((kind for family, kind in KINDS if isinstance(error, family)), FAILURE)
+            said = str(error) if kind != FAILURE else f"{type(error).__name__}: {error}"
+            return encoded(Frame({"error": kind, "message": said}))
+        except Exception as error:  # a decoder's own: the judge hears what, standard error where
+            traceback.print_exc(file=sys.stderr)
+            return encoded(Frame({"error": FAILURE, "message": f"{type(error).__name__}: {error}"}))
+
+    # ------------------------------------------------------------ calls
+
+    def _hello(self, asked: Frame) -> Frame:
+        if asked.header.get("wire") != WIRE:
+            raise BadArgument("wire", asked.header.get("wire"), f"{WIRE}, the version spoken here")
+        return Frame({"wire": WIRE, "name": self._name})
+
+    def _opened(self, asked: Frame) -> Frame:
+        decoder = self._make(request_of(asked))
+        number = next(self._numbers)
+        self._decoders[number] = decoder
+        return Frame({"decoder": number, "capabilities": capabilities_json(decoder.capabilities)})
+
+    def _start(self, asked: Frame) -> Frame:
+        owner, decoder = self._decoder(asked)
+        session, step = decoder.start(prompts_of(asked))
+        number = next(self._numbers)
+        self._sessions[number] = owner, session
+        return Frame({"session": number}) + _state(session) + step_frame(step)
+
+    def _feed(self, asked: Frame) -> Frame:
+        session = self._session(asked)
+        depth = ints(asked, "depth", None, None) if "depth" in asked.arrays else None
+        last = None if asked.header.get("last") is None else whole(asked.header, "last")
+        step = session.feed(ints(asked, "tokens", None, None), depth, last)
+        return _state(session) + step_frame(step)
+
+    def _deepen(self, asked: Frame) -> Frame:
+        session = self._session(asked)
+        step = session.deepen(ints(asked, "length", None))
+        return _state(session) + step_frame(step)
+
+    def _moved(self, asked: Frame, method: str) -> Frame:
+        session = self._session(asked)
+        getattr(session, method)(ints(asked, "length", None))
+        return _state(session)
+
+    def _drop(self, asked: Frame) -> Frame:
+        session = self._session(asked)
+        session.drop(ints(asked, "rows", None))
+        return _state(session)
+
+    def _end(self, asked: Frame) -> Frame:
+        self._session(asked).close()
+        del self._sessions[whole(asked.header, "session")]
+        return Frame()
+
+    def _generate(self, asked: Frame) -> Frame:
+        _, decoder = self._decoder(asked)
+        stop = items(asked.header, "stop")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in stop):
+            raise BadArgument("stop", stop, "a list of tokens")
+        max_new = asked.header.get("max_new")
+        if not isinstance(max_new, int) or isinstance(max_new, bool):
+            raise BadArgument("max_new", max_new, "a whole number")
+        return record_frame(decoder.generate(prompts_of(asked), max_new, frozenset(stop)))
+
+    def _synchronize(self, asked: Frame) -> Frame:
+        self._decoder(asked)[1].synchronize()
+        return Frame()
+
+    def _close(self, asked: Frame) -> Frame:
+        self._closed(self._decoder(asked)[0])
+        return Frame()
+
+    # ------------------------------------------------------------ numbers
+
+    def _decoder(self, asked: Frame) -> tuple[int, Decoder]:
+        number = whole(asked.header, "decoder")
+        return number, _known("decoder", number, self._decoders)
+
+    def _session(self, asked: Frame) -> Session:
+        return _known("session", whole(asked.header, "session"), self._sessions)[1]
+
+    def _closed(self, number: int) -> None:
+        for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
+            self._sessions.pop(mine)[1].close()
+        self._decoders.pop(number).close()
+
+
+def _known(kind: str, number: int, held: dict[int, T]) -> T:
+    if number not in held:
+        raise BadArgument(kind, number, f"an open {kind}", f"open are {sorted(held) or 'none'}")
+    return held[number]
+
+
+def _state(session: Session) -> Frame:
+    return state_frame(session.length, session.cap, session.work)

@@ -1,0 +1,82 @@
+"""The decoder in C++, built where a compiler is, and a connection to it; suites run as a user runs them."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import emad_ref
+from emad_ref.wire.address import address
+from emad_ref.wire.remote import Remote
+
+ROOT = Path(emad_ref.__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+CALL_S = 60.0
+
+Suites = Callable[..., str]
+
+
+@pytest.fixture(scope="session")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/cpp, built as its README says, without a warning."""
+    compiler = next(filter(None, map(shutil.which, ("c++", "g++", "clang++"))), None)
+    if compiler is None:
+        pytest.skip("no C++ compiler: neither c++ nor g++ nor clang++ is on the PATH")
+    built = tmp_path_factory.mktemp("cpp") / "decoder"
+    strict = ["-Wall", "-Wextra", "-Werror"]
+    command = [compiler, "-std=c++17", "-O2", *strict, "-o", built, EXAMPLES / "cpp" / "decoder.cpp"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return built
+
+
+@pytest.fixture(scope="session")
+def place(program: Path) -> str:
+    """What --emad-decoder is told."""
+    return f"exec:{shlex.quote(str(program))}"
+
+
+@pytest.fixture
+def remote(place: str, tmp_path: Path) -> Iterator[Remote]:
+    connected = Remote(address(place, tmp_path, "decoder"), CALL_S)
+    yield connected
+    connected.close()
+
+
+@pytest.fixture
+def suites(tmp_path: Path) -> Suites:
+    """``suites("invariants", "--emad-decoder", "…")``: what the passing run said; of one that fails, why."""
+
+    def run(*arguments: object, path: Path = ROOT) -> str:
+        dropped = ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT")
+        environment = {name: value for name, value in os.environ.items() if name not in dropped}
+        environment |= {
+            "OMP_NUM_THREADS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join((str(path), str(ROOT))),
+        }
+        paths = [
+            ROOT / "suites" / part if str(part).startswith(("invariants", "fidelity")) else part for part in arguments
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            f"-c{ROOT / 'pyproject.toml'}",
+            *paths,
+        ]
+        done = subprocess.run([*map(str, command)], env=environment, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == pytest.ExitCode.OK, done.stdout + done.stderr
+        return done.stdout
+
+    return run

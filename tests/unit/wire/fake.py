@@ -1,0 +1,109 @@
+"""A decoder that answers from a script: the other side of a connection, honest until it is told otherwise."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Capabilities, ModelRef, Request, Step
+from emad_ref.record import Record, Tokens, Work
+from emad_ref.wire.address import Address, address
+from emad_ref.wire.frames import Frame, encoded, read_frame
+from emad_ref.wire.messages import Model, capabilities_json, record_frame, state_frame, step_frame
+from emad_ref.wire.streams import Ended, Stream
+
+LAYERS, VOCABULARY, ROWS = 4, 7, 2
+POINT = OperatingPoint("p", "emad", LAYERS, LAYERS, (2,), ((0.5,),))
+MODEL = Model("m", "/m", "f00d", "float32", "cpu")
+REQUEST = Request(ModelRef("m", lambda: MODEL), POINT, max_rows=ROWS)
+
+Reply = Frame | bytes | Callable[[socket.socket], None]
+
+
+def work() -> Work:
+    return Work.none(LAYERS) + Work(*(np.asarray(part) + 1 for part in vars(Work.none(LAYERS)).values()))
+
+
+def state(length: int = 3, rows: int = ROWS) -> Frame:
+    return state_frame(np.full(rows, length), np.full(rows, LAYERS), work())
+
+
+def step(rows: int = ROWS, n: int = 1) -> Frame:
+    logits = np.arange(rows * n * VOCABULARY, dtype=np.float32).reshape(rows, n, VOCABULARY)
+    return step_frame(Step(logits, np.full((rows, n), LAYERS), np.full((rows, n, 1), np.nan)))
+
+
+def record(rows: int = ROWS) -> Record:
+    order = np.arange(rows, dtype=np.int64)
+    ones = np.ones(rows, dtype=np.int64)
+    tokens = Tokens(order, ones, ones, ones * 2, ones * 4, ones, ones * 0, np.arange(rows) % 2 == 0)
+    emitted = [np.arange(row + 1, dtype=np.int64) for row in range(rows)]
+    return Record(tokens, np.full((rows, 1), 0.25), emitted, ["stop token", "length"][:rows], {0: work()}, {0: work()})
+
+
+def honest() -> dict[str, Frame]:
+    """The reply to each call of a session of two rows."""
+    capabilities = capabilities_json(Capabilities(max_feed=8, deepens=True))
+    replies = {
+        "hello": Frame({"wire": 1, "name": "fake"}),
+        "open": Frame({"decoder": 5, "capabilities": capabilities}),
+        "start": Frame({"session": 6}) + state() + step(),
+        "feed": state(5) + step(n=2),
+        "deepen": state(3) + step(n=1),
+        "rollback": state(2),
+        "commit": state(2),
+        "drop": state(2, rows=1),
+        "end": Frame(),
+        "generate": record_frame(record()),
+        "synchronize": Frame(),
+        "close": Frame(),
+        "bye": Frame(),
+    }
+    return {call: Frame({"reply": call}) + reply for call, reply in replies.items()}
+
+
+@contextmanager
+def listening(**replies: Reply) -> Iterator[tuple[Address, list[Frame]]]:
+    """A server's address and the requests it got. ``replies``: by call, in place of the honest ones.
+
+    A reply is a frame, bytes as they stand, or what is done with the socket.
+    """
+    answers: dict[str, Reply] = honest() | replies
+    asked: list[Frame] = []
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                judge, _ = listener.accept()
+            except OSError:  # the test is over
+                return
+            threading.Thread(target=answer, args=(judge,), daemon=True).start()
+
+    def answer(judge: socket.socket) -> None:
+        stream = Stream(judge.fileno(), judge.fileno())
+        with judge:
+            while True:
+                try:
+                    frame = read_frame(stream.read)
+                except (Ended, OSError):
+                    return
+                asked.append(frame)
+                reply = answers[frame.header["call"]]
+                if callable(reply):
+                    reply(judge)
+                    return
+                stream.write([reply] if isinstance(reply, bytes) else encoded(reply))
+
+    threading.Thread(target=serve, daemon=True).start()
+    try:
+        yield address(f"tcp:127.0.0.1:{listener.getsockname()[1]}", Path.cwd(), "decoder"), asked
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
