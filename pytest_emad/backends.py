@@ -1,23 +1,37 @@
-"""Which plugin makes the decoder under test: ours, the one foreign provider, or the one ``--emad-backend`` names."""
+"""Which plugin makes the decoder under test: ours, the one foreign provider, or the one ``--emad-backend`` names.
+
+Who was asked, and what came of it, is counted: a run that judged our own decoder where another was meant must not pass
+for a run of that other one. A provider says in ``emad_origin`` how it wants to be called; else it is called after its
+plugin.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.protocol import Decoder, Request
+from emad_ref.protocol import Decoder, Request, Unsupported
 from pytest_emad.options import settings
 
 HOOK = "pytest_emad_make_decoder"
 OURS = "emad-walked"
+ANSWERED, DECLINED, NONE = "answered", "declined", "none"
+
+_COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
 
 
 class NoDecoder(EmadError):
-    """The provider that had to answer returned None."""
+    """Every provider that had to answer returned None."""
 
 
 class WalkedBackend:
     """Our own provider, asked last: ``emad_ref.decoding.walked`` over the loaded model."""
+
+    emad_origin = "reference (ours)"
 
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
@@ -61,16 +75,71 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     Raises:
         pytest.UsageError: as ``check``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
-        NoDecoder: the provider named by ``--emad-backend`` returned None.
+        NoDecoder: every provider that is asked, the one of ``--emad-backend`` or all, returned None.
     """
     check(config)
-    wanted = _chosen(config)
-    others = [plugin for name, plugin in providers(config).items() if wanted is not None and name != wanted]
-    caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
-    decoder: Decoder | None = caller(config=config, request=request)
-    if decoder is None:
-        raise NoDecoder(
-            f"--emad-backend={wanted} returned no decoder for {request.model.name} at {request.point.name!r}; "
-            "expected a Decoder or Unsupported(reason)"
-        )
-    return decoder
+    wanted, known = _chosen(config), providers(config)
+    counts = config.stash.setdefault(_COUNTS, {})
+    for name in known if wanted is None else [wanted]:
+        others = [plugin for other, plugin in known.items() if other != name]
+        caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
+        count = counts.setdefault(name, dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+        try:
+            decoder: Decoder | None = caller(config=config, request=request)
+        except Unsupported:
+            count[DECLINED] += 1
+            raise
+        count[NONE if decoder is None else ANSWERED] += 1
+        if decoder is not None:
+            return decoder
+    raise NoDecoder(
+        f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "
+        f"{request.point.name!r}; expected a Decoder or Unsupported(reason)"
+    )
+
+
+# ---------------------------------------------------------------- whose decoder
+
+
+def asked_so_far(config: pytest.Config) -> list[dict[str, Any]]:
+    """The providers that may be asked in this process, each with what came of it so far: JSON values only."""
+    counts, wanted = config.stash.get(_COUNTS, {}), settings(config).backend
+    return [
+        {"name": origin(config, name, plugin), "plugin": name, "foreign": name != OURS}
+        | counts.get(name, dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+        for name, plugin in providers(config).items()
+        if wanted in (None, name)
+    ]
+
+
+def together(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """What several processes counted, as if one had."""
+    found: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        for provider in part:
+            known = found.setdefault(provider["plugin"], dict(provider) | dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+            for what in (ANSWERED, DECLINED, NONE):
+                known[what] += provider[what]
+    return list(found.values())
+
+
+def whose(asked: Iterable[Mapping[str, Any]]) -> str:
+    """The decoder under test in words: who answered, or who is going to be asked first."""
+    asked = list(asked)
+    names = [provider["name"] for provider in asked if provider[ANSWERED] or provider[DECLINED]]
+    return " and ".join(names or [provider["name"] for provider in asked[:1]])
+
+
+def origin(config: pytest.Config, name: str, plugin: object) -> str:
+    """``reference (ours)``, ``hook of plugin mylib (mylib.pytest_plugin, mylib 1.2)``, ``hook of conftest.py``."""
+    named = getattr(plugin, "emad_origin", None)
+    if named is not None:
+        return str(named)
+    file = getattr(plugin, "__file__", None)
+    if file is not None and Path(file).name == "conftest.py":
+        place = Path(file)
+        return f"hook of {place.relative_to(config.rootpath) if place.is_relative_to(config.rootpath) else place}"
+    module = getattr(plugin, "__name__", type(plugin).__module__)
+    held = [dist for known, dist in config.pluginmanager.list_plugin_distinfo() if known is plugin]
+    release = [f"{dist.metadata['Name']} {dist.version}" for dist in held]
+    return f"hook of plugin {name} ({', '.join([module, *release])})"
