@@ -37,6 +37,8 @@ class Settings:
     small_model: str
     large_model: str
     backend: str | None
+    expect_decoder: str | None
+    waive: tuple[tuple[str, str], ...]  # what may stay undecided → why
     report: Path | None
     gating: Gating
     gate_claims: frozenset[str]
@@ -117,6 +119,22 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "backend", values.name, None, "plugin that makes the decoder under test (default: the one installed, else ours)"
     ),
+    Option(
+        "expect-decoder",
+        values.name,
+        None,
+        "whose decoder must have been judged, else the run fails: foreign, ours or the name of a plugin",
+        "WHOSE",
+    ),
+    Option(
+        "waive",
+        values.reasoned,
+        (),
+        "let EMAD-E2, E5, F1 or F2, a shipped test or its file, or the word decoder stay undecided, for a reason; "
+        "repeatable",
+        "NAME=REASON",
+        many=True,
+    ),
     Option("profile", values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
     Option("margin", values.nats, None, "also judge EMAD at this margin, in nats", "NATS"),
     Option("report", values.writable_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
@@ -189,6 +207,9 @@ def _build(config: pytest.Config) -> Settings:
     given["models"] = models = given.pop("model")
     if len(set(models)) != len(models):
         raise BadArgument("--emad-model", models, "each model once")
+    waived = [of for of, _ in given["waive"]]
+    if len(set(waived)) != len(waived):
+        raise BadArgument("--emad-waive", waived, "each name once")
     report = given["report"]
     given["journal"] = None if report is None else report / "journal"
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})

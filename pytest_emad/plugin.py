@@ -36,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     selfcheck.check_installation()
     settings(config)
+    selfcheck.check_waivers(config)
     progress.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(progress.close_stream)
     _refuse_parts(config)
@@ -63,8 +64,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         hypothesis_settings.load_profile(config.stash[_PREVIOUS_PROFILE])
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return header(settings(config))
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return header(settings(config), backends.whose(backends.asked_so_far(config)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
+from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
+from emad_ref.report.shipped import PREFIX
 from emad_ref.report.writing import write_atomically
 from pytest_emad import attendance, backends, selfcheck
 from pytest_emad.options import register, settings
@@ -35,7 +37,7 @@ class Reporting:
         self.config, self.settings = config, settings(config)
         self.results = Results()
         self.failures: list[str] = []
-        self.waivers: list[dict[str, Any]] = []
+        self.waivers = [{"of": of, "reason": reason, "needed": False} for of, reason in self.settings.waive]
         self.report: str | None = None
         self._attended = attended
         self._workers: list[dict[str, Any]] = []
@@ -107,10 +109,23 @@ class Reporting:
         if (self.results or gate.require) and self._state != "usage error":
             requires = {name: claim.requires for name, claim in register(self.config).items()}
             self.failures += self.results.failures(self.settings, requires)
+        if self._state == "complete" and self._judging:
+            self._require_decisions(int(session.exitstatus))
         status = int(session.exitstatus)
         if self.failures and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         self._write(session)
+
+    def _require_decisions(self, exit_status: int) -> None:
+        """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
+        report, waivers = self._described(exit_status), [waiver["of"] for waiver in self.waivers]
+        gaps = missing(report, report["run"]["asked"], selfcheck.shipped_tests())
+        self.failures += [str(gap) for gap in gaps if not waived(gap, waivers)]
+        for waiver in self.waivers:
+            waiver["needed"] = any(waived(gap, [waiver["of"]]) for gap in gaps)
+        wanted = self.settings.expect_decoder
+        if wanted is not None and (found := another(report, wanted)):
+            self.failures.append(f"--emad-expect-decoder {wanted}: {found}")
 
     def _ended(self, session: pytest.Session) -> State:
         if session.exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -121,7 +136,25 @@ class Reporting:
     @property
     def _judging(self) -> bool:
         """Whether this run judges anything with us: other test runs are none of our business."""
-        return bool(self.results or self._collected or selfcheck.asked_tests(self.config))
+        return bool(self.results or self._decoding or self.settings.expect_decoder)
+
+    @property
+    def _decoding(self) -> bool:
+        """Whether it judges a decoder: one was asked for, or a test of ours was."""
+        return bool(self._tests_asked) or any(
+            provider[what] for provider in self._asked for what in (backends.ANSWERED, backends.DECLINED)
+        )
+
+    @property
+    def _tests_asked(self) -> list[str]:
+        """Which of our tests were asked for; all of them where a folder around ours was."""
+        return selfcheck.asked_tests(self.config) or ([PREFIX] if self._collected else [])
+
+    @property
+    def _asked(self) -> list[dict[str, Any]]:
+        """Who was asked for decoders, here and on workers."""
+        parts = [self._attended.to_json(), *self._workers]
+        return backends.together(part["providers"] for part in parts)
 
     @property
     def _collected(self) -> dict[str, str]:
@@ -157,7 +190,7 @@ class Reporting:
                 "addopts": os.environ.get("PYTEST_ADDOPTS", ""),
                 "exit_status": exit_status,
                 "failures": self.failures,
-                "asked": selfcheck.asked_tests(self.config),
+                "asked": self._tests_asked,
                 "claims_file": None
                 if claims is None
                 else {"path": str(claims), "sha256": hashlib.sha256(claims.read_bytes()).hexdigest()},
@@ -178,13 +211,12 @@ class Reporting:
         return report
 
     def _decoder(self) -> dict[str, Any]:
-        parts = [self._attended.to_json(), *self._workers]
-        asked = backends.together(part["providers"] for part in parts)
+        asked = self._asked
         return {
             "name": backends.whose(asked),
             "foreign": any(provider["foreign"] for provider in asked),
             "providers": asked,
-            "overlooked": [],
+            "overlooked": backends.overlooked(self.config) if self._tests_asked else [],
         }
 
     def _deselected(self) -> list[dict[str, Any]]:
@@ -196,7 +228,17 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         """After pytest's own failures, so that the tables are the last thing on the screen."""
         yield
-        write_summary(terminalreporter, self.results, self.settings, self.failures, self.report)
+        write_summary(terminalreporter, self.results, self.settings, self.failures, list(self._last_lines()))
+
+    def _last_lines(self) -> Iterator[str]:
+        if self._decoding:
+            yield f"decoder judged: {backends.whose(self._asked)}"
+        for waiver in self.waivers:
+            yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
+        if self.report is not None:
+            yield f"report written to {self.report}"
+        if self.results.pages is not None:
+            yield f"beside it {self.results.pages}"
 
 
 def _finished(folder: Path) -> str | None:

@@ -22,6 +22,7 @@ import emad_ref
 import pytest_emad
 from emad_ref import extending
 from emad_ref.report import shipped as suites_source
+from emad_ref.report.missing import DECIDING, WHOSE, waivable
 from emad_ref.report.shipped import shipped_name
 from pytest_emad.options import settings
 
@@ -109,6 +110,21 @@ def shipped(item: pytest.Item) -> str | None:
 def shipped_tests() -> list[str]:
     """All of them, collected or not."""
     return suites_source.shipped_tests(SUITES)
+
+
+def check_waivers(config: pytest.Config) -> None:
+    """Every waiver must name something that can be missing.
+
+    Raises:
+        pytest.UsageError: one does not.
+    """
+    waivers = settings(config).waive
+    known = waivable(shipped_tests()) if waivers else []
+    for of, _ in waivers:
+        if of not in known:
+            claims = ", ".join(DECIDING)
+            expected = f"{claims}, {WHOSE}, or a shipped test or its file, e.g. {known[-1]}"
+            raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
 
 
 def asked_tests(config: pytest.Config) -> list[str]:

@@ -32,6 +32,14 @@ def model(text: str, base: Path, where: str) -> str:
     return given
 
 
+def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
+    """``NAME=REASON`` as both; which names there are is checked by who knows them."""
+    given, _, reason = (part.strip() for part in text.partition("="))
+    if not given or not reason:
+        raise BadArgument(where, text, "NAME=REASON", "e.g. EMAD-F2='no sessions yet'")
+    return given, reason
+
+
 def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     def read(text: str, base: Path, where: str) -> str:
         if text not in known:

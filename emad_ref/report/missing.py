@@ -47,6 +47,20 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str]) -> lis
     return [*_whose(report), *_lost(report, wanted), *_undecided(report, wanted)]
 
 
+def another(report: Report, wanted: str) -> str:
+    """Who was judged where it was not ``wanted``: ``foreign``, ``ours``, or a provider by its name; "" where it was."""
+    asked = [provider for provider in report["decoder"]["providers"] if provider["answered"] or provider["declined"]]
+    if not asked:
+        return "no decoder was asked for anything"
+    wrong = [provider["name"] for provider in asked if not _fits(provider, wanted)]
+    return f"{' and '.join(wrong)} was judged" if wrong else ""
+
+
+def _fits(provider: Mapping[str, Any], wanted: str) -> bool:
+    kinds = {"foreign": provider["foreign"], "ours": not provider["foreign"]}
+    return bool(kinds.get(wanted, wanted in (provider["plugin"], provider["name"])))
+
+
 def waived(gap: Missing, waivers: Iterable[str]) -> bool:
     """Whether one of ``waivers`` names ``gap``, or the file it lies in."""
     return below(gap.of, waivers)

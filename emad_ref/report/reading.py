@@ -235,8 +235,8 @@ def _require_ours(path: Path, data: Any) -> None:
         raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {found}")
     if type(data["schema"]) is not int or data["schema"] not in READ:
         raise BadReport(
-            f"{path}: schema={data['schema']!r}, but this version reads {' and '.join(map(str, READ))}; use the version "
-            "that wrote it (provenance names it), or run the suites again"
+            f"{path}: schema={data['schema']!r}, but this version reads {' and '.join(map(str, READ))}; use the "
+            "version that wrote it (provenance names it), or run the suites again"
         )
 
 
