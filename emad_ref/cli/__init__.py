@@ -1,4 +1,4 @@
-"""``emad``: train, calibrate, merge, judge, sweep, generate, report, world.
+"""``emad``: train, calibrate, merge, judge, sweep, generate, report, verify, world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1.
 """
@@ -15,6 +15,7 @@ from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
+from emad_ref.cli.verifying import verify, verify_arguments
 from emad_ref.errors import EmadError
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
@@ -28,6 +29,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (sweep, sweep_arguments),
     (generate, generate_arguments),
     (report, report_arguments),
+    (verify, verify_arguments),
     (world, world_arguments),
 )
 

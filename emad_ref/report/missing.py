@@ -41,9 +41,12 @@ class Missing:
         return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
 
 
-def missing(report: Report, asked: Iterable[str], shipped: Sequence[str]) -> list[Missing]:
-    """Everything that ``report`` (schema 2) leaves undecided of ``asked``: files and folders of ``shipped`` tests."""
-    wanted = [name for name in shipped if below(name, asked)]
+def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, always: bool = False) -> list[Missing]:
+    """Everything that ``report`` (schema 2) leaves undecided of ``asked``: files and folders of ``shipped`` tests.
+
+    ``always``: our own decoder may leave open no more than another's.
+    """
+    wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
     return [*_whose(report), *_lost(report, wanted), *_undecided(report, wanted)]
 
 
@@ -93,8 +96,6 @@ def _foreign(decoder: Mapping[str, Any]) -> str:
 
 def _lost(report: Report, wanted: Sequence[str]) -> list[Missing]:
     """Tests that did not run, or ran and decided nothing. One line for each function and reason."""
-    if not report["decoder"]["foreign"]:
-        return []
     lost: dict[tuple[str, str], list[str]] = {}
     seen = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
     for name in wanted:
@@ -135,8 +136,6 @@ def _which(nodeids: Sequence[str]) -> str:
 
 def _undecided(report: Report, wanted: Sequence[str]) -> list[Missing]:
     """Rows of ``DECIDING`` that a wanted test asks and that no verdict decides, for each model of the run."""
-    if not report["decoder"]["foreign"]:
-        return []
     gaps = []
     for claim, test in DECIDING.items():
         for model in report["settings"].get("models", ()) if test in wanted else ():
