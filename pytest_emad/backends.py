@@ -161,9 +161,9 @@ def overlooked(config: pytest.Config) -> list[str]:
     way += [root / folder for folder in config.getini("testpaths")]
     conftests = [(str(file), file) for file in dict.fromkeys(folder / "conftest.py" for folder in way)]
     installed = [
-        (f"plugin {entry.name}", file)
+        (f"plugin {entry.name}", source)
         for entry in metadata.entry_points(group="pytest11")
-        if not config.pluginmanager.has_plugin(entry.name) and (file := _source_of(entry.module))
+        if not config.pluginmanager.has_plugin(entry.name) and (source := _source_of(entry.module))
     ]
     return [name for name, file in (*conftests, *installed) if file.resolve() not in loaded and _offers(file)]
 

@@ -37,13 +37,15 @@ class Reporting:
         self.config, self.settings = config, settings(config)
         self.results = Results()
         self.failures: list[str] = []
-        self.waivers = [{"of": of, "reason": reason, "needed": False} for of, reason in self.settings.waive]
+        self.waivers: list[dict[str, Any]] = [
+            {"of": of, "reason": reason, "needed": False} for of, reason in self.settings.waive
+        ]
         self.report: str | None = None
         self._attended = attended
         self._workers: list[dict[str, Any]] = []
         self._began, self._clock = datetime.now(UTC), time.monotonic()
         self._state: State = "running"
-        self._started = self._stopped = False
+        self._started = self._stopped = self._stays = False
         self._kept: str | None = None  # a finished report that stood where this run writes
         self._provenance: dict[str, Any] = {}
         self._project: dict[str, Any] = {}
@@ -169,7 +171,10 @@ class Reporting:
         try:
             if self._state == "usage error" and self._kept is not None and not self.results.tests:
                 write_atomically(folder / REPORT, self._kept)
-            elif self._started or _finished(folder) is None:
+                self._stays = True
+            elif not self._started and _finished(folder) is not None:
+                self._stays = True
+            else:
                 self.results.write(folder, self._described(int(session.exitstatus)))
                 self.report = str(folder / REPORT)
         except OSError as error:
@@ -181,7 +186,7 @@ class Reporting:
         self._provenance = self._provenance or selfcheck.provenance(self.config)
         self._project = self._project or selfcheck.project(self.config)
         claims, done = self.settings.claims, exit_status is not None
-        around = {
+        around: dict[str, Any] = {
             "state": self._state,
             "run": {
                 "started": self._began.isoformat(timespec="seconds"),
@@ -237,6 +242,8 @@ class Reporting:
             yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
         if self.report is not None:
             yield f"report written to {self.report}"
+        elif self._stays:
+            yield f"the finished report in {self.settings.report} stays: this run did not start"
         if self.results.pages is not None:
             yield f"beside it {self.results.pages}"
 

@@ -163,6 +163,6 @@ def _went(report: pytest.TestReport | pytest.CollectReport) -> tuple[Outcome, st
     if report.skipped:
         said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
         return "skipped", said.removeprefix("Skipped: ")
-    if report.when != "call":
+    if report.when != "call" or not report.passed:  # of another plugin's outcome, say a rerun, another report follows
         return NEVER, ""
     return ("xpassed", str(expected)) if expected is not None else ("passed", "")

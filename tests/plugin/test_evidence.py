@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from emad_ref import cli
 from emad_ref.report.reading import read_report
 from pytest_emad import selfcheck
 from tests.plugin.conftest import Run, report_of
@@ -133,6 +134,7 @@ def test_a_report_says_running_from_the_first_test_on(project: pytest.Pytester, 
     assert run_apart("--emad-report", "out").ret == 0
     report = read_report(project.path / "out")
     assert (report["state"], report["run"]["exit_status"], report["tests"]) == ("running", None, [])
+    assert cli.main(["verify", str(project.path / "out")]) == 1
 
 
 def test_a_test_run_by_workers_finds_the_report_begun(project: pytest.Pytester, run_apart: Run) -> None:
@@ -188,8 +190,10 @@ def test_a(model): pass
 def test_a_run_that_could_not_start_leaves_a_finished_report(project: pytest.Pytester, run: Run, text: str) -> None:
     project.makepyfile(text)
     file = earlier(project)
-    assert run("--emad-report", "out").ret == USAGE
+    result = run("--emad-report", "out")
+    assert result.ret == USAGE
     assert json.loads(file.read_text()) == EARLIER
+    result.stdout.fnmatch_lines(["emad: the finished report in *out stays: this run did not start"])
 
 
 def test_a_run_that_could_not_start_says_so_where_nothing_was_finished(project: pytest.Pytester, run: Run) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from emad_ref import cli
 from pytest_emad import selfcheck
 from tests.plugin.conftest import Run, report_of
 
@@ -427,3 +428,29 @@ def test_what_workers_left_out_is_named(wheel_layout: Path, project: pytest.Pyte
     ]
     described: dict[str, Any] = report_of(project.path / "out")
     assert described["run"]["asked"] == ["suites/claims"]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("leaves", ["pytest.exit('enough', returncode=0)", "os._exit(0)", "sys.exit(0)"])
+def test_a_decoder_that_leaves_does_not_pass(
+    wheel_layout: Path, project: pytest.Pytester, leaves: str, workers: int
+) -> None:
+    """By its exit status, or else by the report it leaves behind."""
+    project.makeconftest(FOREIGN)
+    (wheel_layout / "claims" / "test_claim.py").write_text(
+        f"import os, sys, pytest\ndef test_claim(): {leaves}\ndef test_more(): pass\n"
+    )
+    arguments = ["--pyargs", "pytest_emad.suites.claims", "-n", str(workers), "--emad-report", "out"]
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", *arguments)
+    ended = workers == 0 and "_exit" in leaves
+    assert (result.ret == 0) == ended
+    assert cli.main(["verify", str(project.path / "out")]) == 1
+    if ended:
+        assert report_of(project.path / "out")["state"] == "running"
+
+
+def test_a_run_without_the_plugin_leaves_nothing_to_believe(wheel_layout: Path, project: pytest.Pytester) -> None:
+    (wheel_layout / "claims" / "test_claim.py").write_text("def test_claim(): pass\n")
+    arguments = ["-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.claims", "-p", "no:emad"]
+    assert project.runpytest_subprocess(*arguments).ret == 0
+    assert cli.main(["verify", str(project.path / "out")]) == 1
