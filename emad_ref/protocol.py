@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints, Record, Work
 
@@ -28,7 +28,18 @@ class InadmissibleDepth(EmadError, ValueError):
 
 
 class Unsupported(EmadError):
-    """A decoder's honest refusal: the claim that asked becomes ``not applicable`` with this reason."""
+    """A decoder's honest refusal: the claim that asked becomes ``not applicable`` with this reason.
+
+    Raises:
+        BadArgument: no reason.
+    """
+
+    def __init__(self, reason: str):
+        if not isinstance(reason, str) or not reason.strip():
+            raise BadArgument(
+                "reason", reason, "a sentence", "say what the decoder cannot do: Unsupported('no sessions')"
+            )
+        super().__init__(reason)
 
 
 @dataclass(frozen=True)

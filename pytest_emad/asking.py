@@ -34,4 +34,4 @@ def record_answer(
     """
     answer = ask(question or question_of(claim), evidence, docket.asked(claim, evidence.name, layers))
     record.exhibits(evidence.name, answer.exhibits)
-    record.claim(answer.verdict, answer.corpus, answer.fingerprint)
+    record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)

@@ -23,6 +23,7 @@ class Auditor:
         self._lens, self._tolerance, self._settings, self._record = lens, tolerance, settings, record
 
     def __call__(self, finding: Finding) -> None:
+        self._record.audit(finding)
         if finding.passed:
             return
         said = f"audit {finding.check}: {finding.detail}"
@@ -43,6 +44,7 @@ class Auditor:
         """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.sameness``)."""
         depths = found_depths, wanted_depths
         finding = same_tokens(self._lens, self._tolerance, prompts, found, wanted, point, *depths)
+        self._record.audit(finding)
         if not finding.passed:
             pytest.fail(finding.detail, pytrace=False)
         if finding.ties:

@@ -1,6 +1,7 @@
 """Which plugin makes the decoder under test: ours, the one foreign provider, or the one ``--emad-backend`` names.
 
-With ``--emad-decoder`` it is none of them: the decoder in the other process is the only one that is asked.
+With ``--emad-decoder`` it is none of them: the decoder in the other process is the only one that is asked. Who was
+asked, and what came of it, is counted (``origins`` tells whose decoder that makes it).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.protocol import Decoder, Request
+from emad_ref.protocol import Decoder, Request, Unsupported
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 HOOK = "pytest_emad_make_decoder"
 OURS = "emad-walked"
 DISTANT = "emad-distant"
+ANSWERED, DECLINED, NONE = "answered", "declined", "none"
+
+COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
 
 
 class NoDecoder(EmadError):
-    """The provider that had to answer returned None."""
+    """Every provider that had to answer returned None."""
 
 
 class WalkedBackend:
     """Our own provider, asked last: ``emad_ref.decoding.walked`` over the loaded model."""
+
+    emad_origin = "reference (ours)"
 
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
@@ -41,6 +47,7 @@ class DistantBackend:
 
     def __init__(self, address: Address, seconds: float) -> None:
         self._address, self._seconds = address, seconds
+        self.emad_origin = f"process {address}"
         self._distant: Distant | None = None
 
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
@@ -58,9 +65,9 @@ class DistantBackend:
 def register(config: pytest.Config) -> None:
     """Our provider and, with ``--emad-decoder``, the one of the other process, which ends with the run."""
     config.pluginmanager.register(WalkedBackend(), OURS)
-    chosen = settings(config)
-    if chosen.decoder is not None:
-        distant = DistantBackend(chosen.decoder, chosen.decoder_timeout)
+    asked_for = settings(config)
+    if asked_for.decoder is not None:
+        distant = DistantBackend(asked_for.decoder, asked_for.decoder_timeout)
         config.pluginmanager.register(distant, DISTANT)
         config.add_cleanup(distant.close)
 
@@ -83,11 +90,17 @@ def check(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
 
 
+def named(config: pytest.Config) -> str | None:
+    """The provider that the command line names, by address or by name; None: the usual order."""
+    asked_for = settings(config)
+    return DISTANT if asked_for.decoder is not None else asked_for.backend
+
+
 def _chosen(config: pytest.Config) -> str | None:
     """The provider that alone is asked, or None for the usual order."""
-    if settings(config).decoder is not None:
-        return DISTANT
-    known, wanted = list(providers(config)), settings(config).backend
+    known, wanted = list(providers(config)), named(config)
+    if wanted == DISTANT:
+        return wanted
     foreign = [name for name in known if name != OURS]
     if wanted is None and len(foreign) > 1:
         raise BadArgument("--emad-backend", None, f"a choice between {', '.join(foreign)}", "name one of them")
@@ -102,16 +115,24 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     Raises:
         pytest.UsageError: as ``check``.
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
-        NoDecoder: the provider named by ``--emad-backend`` returned None.
+        NoDecoder: every provider that is asked, the one of ``--emad-backend`` or all, returned None.
     """
     check(config)
-    wanted = _chosen(config)
-    others = [plugin for name, plugin in providers(config).items() if wanted is not None and name != wanted]
-    caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
-    decoder: Decoder | None = caller(config=config, request=request)
-    if decoder is None:
-        raise NoDecoder(
-            f"--emad-backend={wanted} returned no decoder for {request.model.name} at {request.point.name!r}; "
-            "expected a Decoder or Unsupported(reason)"
-        )
-    return decoder
+    wanted, known = _chosen(config), providers(config)
+    counts = config.stash.setdefault(COUNTS, {})
+    for name in known if wanted is None else [wanted]:
+        others = [plugin for other, plugin in known.items() if other != name]
+        caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
+        count = counts.setdefault(name, dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+        try:
+            decoder: Decoder | None = caller(config=config, request=request)
+        except Unsupported:
+            count[DECLINED] += 1
+            raise
+        count[NONE if decoder is None else ANSWERED] += 1
+        if decoder is not None:
+            return decoder
+    raise NoDecoder(
+        f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "
+        f"{request.point.name!r}; expected a Decoder or Unsupported(reason)"
+    )

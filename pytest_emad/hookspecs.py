@@ -27,8 +27,9 @@ from emad_ref.protocol import Decoder, Request
 def pytest_emad_make_decoder(config: pytest.Config, request: Request) -> Decoder | None:
     """A decoder for ``request.model`` at ``request.point``, or None to leave the request to the next provider.
 
-    Ours answers last. Two foreign providers in one run are a usage error unless ``--emad-backend`` names one; then only
-    that one is asked, and None from it is an error.
+    Ours answers last, and a run in which it answered for somebody else fails (unless ``--emad-waive decoder=REASON``):
+    raise Unsupported for what cannot be served. Two foreign providers in one run are a usage error unless
+    ``--emad-backend`` names one; then only that one is asked, and None from it is an error.
 
     Raises:
         emad_ref.protocol.Unsupported: the decoder cannot serve this request; the claim becomes ``not applicable``.

@@ -40,6 +40,8 @@ class Settings:
     backend: str | None
     decoder: Address | None
     decoder_timeout: float
+    expect_decoder: str | None
+    waive: tuple[tuple[str, str], ...]  # what may stay undecided → why
     report: Path | None
     gating: Gating
     gate_claims: frozenset[str]
@@ -130,6 +132,22 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "decoder-timeout", values.seconds, 120.0, "time limit of each call to --emad-decoder (default: 120)", "SECONDS"
     ),
+    Option(
+        "expect-decoder",
+        values.name,
+        None,
+        "whose decoder must have been judged, else the run fails: foreign, ours or the name of a plugin",
+        "WHOSE",
+    ),
+    Option(
+        "waive",
+        values.reasoned,
+        (),
+        "let EMAD-E2, E5, F1 or F2, a shipped test or its file, or the word decoder stay undecided, for a reason; "
+        "repeatable",
+        "NAME=REASON",
+        many=True,
+    ),
     Option("profile", values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
     Option("margin", values.nats, None, "also judge EMAD at this margin, in nats", "NATS"),
     Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
@@ -202,6 +220,9 @@ def _build(config: pytest.Config) -> Settings:
     given["models"] = models = given.pop("model")
     if len(set(models)) != len(models):
         raise BadArgument("--emad-model", models, "each model once")
+    waived = [of for of, _ in given["waive"]]
+    if len(set(waived)) != len(waived):
+        raise BadArgument("--emad-waive", waived, "each name once")
     report = given["report"]
     given["journal"] = None if report is None else report / "journal"
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})

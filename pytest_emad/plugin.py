@@ -12,15 +12,16 @@ import pytest
 
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.protocol import Unsupported
-from pytest_emad import backends, fixtures, hookspecs, progress, selfcheck, stopping
+from pytest_emad import attendance, backends, fixtures, hookspecs, origins, progress, selfcheck, stopping
 from pytest_emad.options import add_options, register, settings
-from pytest_emad.results import Results
-from pytest_emad.terminal import header, write_summary
+from pytest_emad.reporting import REFUSAL, Reporting
+from pytest_emad.terminal import header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-REFUSAL = "emad usage error"
+NEEDED = ("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-reporting")  # our own plugins
 
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
+_ATTENDANCE = pytest.StashKey[attendance.Attendance]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,14 +36,25 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
     selfcheck.check_installation()
     settings(config)
+    selfcheck.check_waivers(config)
     progress.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(progress.close_stream)
+    _refuse_parts(config)
+    config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
+    config.pluginmanager.register(attended, "emad-attendance")
     config.pluginmanager.register(fixtures, "emad-fixtures")
     config.pluginmanager.register(stopping, "emad-stopping")
     backends.register(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
-        config.pluginmanager.register(Reporting(config), "emad-reporting")
+        config.pluginmanager.register(Reporting(config, attended), "emad-reporting")
+
+
+def _refuse_parts(config: pytest.Config) -> None:
+    """Without one of them a gate that was asked for would not be asked, and the run would look like one that passed."""
+    for name in NEEDED:
+        if config.pluginmanager.is_blocked(name):
+            raise pytest.UsageError(f"-p no:{name} leaves out a part of this plugin; -p no:emad leaves out all of it")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
@@ -52,8 +64,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         hypothesis_settings.load_profile(config.stash[_PREVIOUS_PROFILE])
 
 
-def pytest_report_header(config: pytest.Config) -> str:
-    return header(settings(config))
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return header(settings(config), origins.whose(origins.asked_so_far(config)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -116,6 +128,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     try:
         return (yield)
     except Unsupported as refusal:
+        attendance.refused(item)
         pytest.skip(f"not applicable ({refusal})")
 
 
@@ -145,6 +158,7 @@ def _keep_within_budget(config: pytest.Config, items: list[pytest.Item]) -> None
     above: list[pytest.Item] = []
     for item in items:
         (within if BUDGETS[_marker(item)["budget"]].rank <= rank else above).append(item)
+    config.stash[_ATTENDANCE].take(items, above)
     if above:
         config.hook.pytest_deselected(items=above)
         items[:] = within
@@ -171,51 +185,3 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = selfcheck.torch_threads()
-
-
-class Reporting:
-    """Gathers results where reports end up, prints the summary, writes ``report.json``. Not registered on workers."""
-
-    def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.results = Results()
-        self.failures: list[str] = []
-        self.report: str | None = None
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.nodeid == REFUSAL:
-            pytest.exit(str(report.longrepr), returncode=int(pytest.ExitCode.USAGE_ERROR))
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when == "teardown":  # the last report carries the records of all phases
-            self.results.take(report.user_properties)
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_testnodedown(self, node: Any, error: object) -> None:
-        threads = getattr(node, "workeroutput", {}).get("emad.torch_threads")
-        self.results.torch_threads = threads if self.results.torch_threads is None else self.results.torch_threads
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.config.option.collectonly:
-            return
-        chosen = settings(self.config)
-        stopped = session.exitstatus == pytest.ExitCode.USAGE_ERROR  # that is said already; nothing was decided
-        if (self.results or chosen.gating.require) and not stopped:
-            requires = {name: claim.requires for name, claim in register(self.config).items()}
-            self.failures = self.results.failures(chosen, requires)
-        if chosen.report is not None:
-            try:
-                path = self.results.write(chosen.report, chosen, selfcheck.provenance(self.config))
-                self.report = str(path)
-            except OSError as error:
-                self.failures.append(f"--emad-report: {error}")
-        if self.failures and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """After pytest's own failures, so that the tables are the last thing on the screen."""
-        yield
-        write_summary(terminalreporter, self.results, settings(self.config), self.failures, self.report)

@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,8 +32,11 @@ from emad_ref.verdict.known import (
 from pytest_emad.goldens import Goldens, record_verdict
 from pytest_emad.options import Settings
 
-CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE = (
-    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table")
+if TYPE_CHECKING:
+    from emad_ref.audit.finding import Finding
+
+CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = (
+    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
 )
 
 
@@ -62,13 +65,14 @@ class Recorder:
         options = [*study.departures, *departures(register, settings.gate_claims)]
         self._run = Circumstances(study.seed, study.budget.name, ", ".join(options))
 
-    def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "") -> None:
+    def claim(self, verdict: Verdict, corpus: str = "", fingerprint: str = "", refused: str = "") -> None:
         """Record a verdict, then fail or warn as ``gating`` says.
 
         Args:
             verdict: its ``gate`` is replaced by what register and options say.
             corpus: the corpus it was decided on; "" for claims that read no text.
             fingerprint: the model's, so that known verdicts follow the weights and not the name.
+            refused: why the decoder under test, and not the model or the text, left it undecided; "" where it did not.
 
         Raises:
             BadArgument: the register has no row ``verdict.id``.
@@ -77,7 +81,7 @@ class Recorder:
         key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
         beside = compared(row, verdict, self._known.expected(key, self._run.seed))
         verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
-        self._add(CLAIM, verdict.to_json())
+        self._add(CLAIM, verdict.to_json() | ({"refused": refused} if refused else {}))
         self._add(KNOWN, beside.to_json())
         if self._settings.update_golden and row.requires not in MACHINE_BOUND:
             self._put_on_record(verdict, key)
@@ -135,6 +139,19 @@ class Recorder:
         if figure:
             require_drawable(figure, rows)
         self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
+
+    def audit(self, finding: Finding) -> None:
+        """Record what an audit found, whatever becomes of it."""
+        self._add(
+            AUDIT,
+            {
+                "check": finding.check,
+                "passed": None if finding.passed is None else bool(finding.passed),
+                "detail": finding.detail,
+                "n": int(finding.n),
+                "ties": int(finding.ties),
+            },
+        )
 
     def note(self, text: str) -> None:
         """Record a sentence that the reader of the summary needs."""

@@ -1,8 +1,8 @@
 """All records of a run, gathered on the one process that reports: the controller under xdist.
 
-``Results.take`` reads them from test reports; ``report`` lays them out as ``report.json``; ``write`` puts that into the
-report folder with everything that shows it; ``failures`` says why a run must fail although each of its tests may have
-passed.
+``Results.take`` reads them from test reports, and how each test went; ``report`` lays them out as ``report.json``;
+``write`` puts that into the report folder with everything that shows it; ``failures`` says why a run must fail although
+each of its tests may have passed.
 """
 
 from __future__ import annotations
@@ -13,20 +13,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.report.reading import REPORT, SCHEMA
+import pytest
+
+from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
 from emad_ref.report.writing import write_atomically
 from emad_ref.verdict.gating import UNDECIDED
 from emad_ref.verdict.known import nothing_compared
 from pytest_emad.options import Settings
-from pytest_emad.recording import CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
+from pytest_emad.recording import AUDIT, CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
 
 if TYPE_CHECKING:
     from emad_ref.report.folder import Written
 
+SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes that ``attendance`` gives reports
+NEVER: Outcome = "not reported"  # a test whose body did not run, or not to its end
+LONGEST_REASON = 1000  # letters; the whole of it stands in the log
+
 
 @dataclass
 class Results:
-    """Lists in the order in which the tests finished; ``pages``: what shows them, once written."""
+    """Lists in the order in which the tests finished; ``pages``: what shows them, once written.
+
+    ``tests``: node id → its entry of ``report.json``.
+    """
 
     claims: list[dict[str, Any]] = field(default_factory=list)
     points: list[dict[str, Any]] = field(default_factory=list)
@@ -35,14 +44,30 @@ class Results:
     goldens: list[dict[str, Any]] = field(default_factory=list)
     known: list[dict[str, Any]] = field(default_factory=list)
     tables: list[dict[str, Any]] = field(default_factory=list)
+    audits: list[dict[str, Any]] = field(default_factory=list)
+    tests: dict[str, dict[str, Any]] = field(default_factory=dict)
     torch_threads: int | None = None
     pages: Written | None = None
 
     def __bool__(self) -> bool:
         return any((self.claims, self.points, self.notes, self.models, self.goldens, self.known, self.tables))
 
-    def take(self, properties: list[tuple[str, object]]) -> None:
-        """Add the records of one finished test; facts that several tests record alike are kept once."""
+    def take(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Add how a phase of a test went and, of the last one, what the test put on record."""
+        outcome, reason = _went(report)
+        entry = self.tests.setdefault(
+            report.nodeid,
+            {"nodeid": report.nodeid, "shipped": None, "outcome": NEVER, "kind": "", "reason": "", "duration_s": 0.0},
+        )
+        entry["shipped"] = getattr(report, SHIPPED, entry["shipped"])
+        entry["duration_s"] = round(entry["duration_s"] + getattr(report, "duration", 0.0), 6)
+        if TEST_OUTCOMES.index(outcome) > TEST_OUTCOMES.index(entry["outcome"]):
+            entry |= {"outcome": outcome, "kind": getattr(report, KIND, ""), "reason": reason[:LONGEST_REASON]}
+        if report.when == "teardown":  # it carries the records of all phases
+            self._take_records(report.nodeid, report.user_properties)
+
+    def _take_records(self, nodeid: str, properties: list[tuple[str, object]]) -> None:
+        """Facts that several tests record alike are kept once."""
         kinds: dict[str, list[Any]] = {
             CLAIM: self.claims,
             NOTE: self.notes,
@@ -54,6 +79,8 @@ class Results:
         for kind, value in read_properties(properties):
             if kind == POINT:
                 self._take_point(value)
+            elif kind == AUDIT:
+                self.audits.append({"test": nodeid} | value)
             elif value not in kinds[kind]:
                 kinds[kind].append(value)
 
@@ -89,13 +116,17 @@ class Results:
     def _compared(self) -> bool:
         return any(entry["expected"] is not None for entry in self.known)
 
-    def report(self, settings: Settings, provenance: dict[str, Any]) -> dict[str, Any]:
-        """``report.json`` as data (``report.reading``). Models nothing was recorded about are listed by name."""
+    def report(self, settings: Settings, provenance: dict[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
+        """``report.json`` as data (``report.reading``). Models nothing was recorded about are listed by name.
+
+        ``around``: the parts that tell of the run and not of what its tests found.
+        """
         described = {facts["name"] for facts in self.models}
         bare = [{"name": name} for name in settings.models if name not in described]
         threads = provenance["torch_threads"] if self.torch_threads is None else self.torch_threads
         return {
             "schema": SCHEMA,
+            **around,
             "models": [*self.models, *bare],
             "settings": settings.to_json(),
             "points": self.points,
@@ -103,14 +134,35 @@ class Results:
             "tables": self.tables,
             "goldens": self.goldens,
             "notes": self.notes,
+            "tests": list(self.tests.values()),
+            "audits": self.audits,
             "provenance": provenance | {"torch_threads": threads},
         }
 
-    def write(self, folder: Path, settings: Settings, provenance: dict[str, Any]) -> Path:
-        """Write ``report.json`` into ``folder``, then what shows it, each file whole or not at all. Raises OSError."""
+    def write(self, folder: Path, report: Mapping[str, Any]) -> None:
+        """Write ``report`` into ``folder``, then what shows it, each file whole or not at all. Raises OSError."""
         from emad_ref.report.folder import write_pages  # tabulate: not at the start of every run
 
-        path, report = folder / REPORT, self.report(settings, provenance)
-        write_atomically(path, json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+        write_report(folder, report)
         self.pages = write_pages([report], folder)
-        return path
+
+
+def write_report(folder: Path, report: Mapping[str, Any]) -> None:
+    """``report.json`` alone. Raises OSError."""
+    write_atomically(folder / REPORT, json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+
+
+def _went(report: pytest.TestReport | pytest.CollectReport) -> tuple[Outcome, str]:
+    """The outcome of one phase, and why it did not simply pass."""
+    expected = getattr(report, "wasxfail", None)
+    if report.failed:
+        crash = getattr(report.longrepr, "reprcrash", None)
+        return "failed" if report.when == "call" else "error", str(report.longrepr if crash is None else crash.message)
+    if report.skipped and expected is not None:
+        return "xfailed", str(expected)
+    if report.skipped:
+        said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")
+        return "skipped", said.removeprefix("Skipped: ")
+    if report.when != "call" or not report.passed:  # of another plugin's outcome, say a rerun, another report follows
+        return NEVER, ""
+    return ("xpassed", str(expected)) if expected is not None else ("passed", "")

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,16 @@ from packaging.requirements import Requirement
 import emad_ref
 import pytest_emad
 from emad_ref import extending
+from emad_ref.report import shipped as suites_source
+from emad_ref.report.missing import DECIDING, WHOSE, waivable
+from emad_ref.report.shipped import shipped_name
 from pytest_emad.options import settings
 
 DISTRIBUTION = "pytest-emad"
 REPORTED = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 HOME = Path(pytest_emad.__file__).resolve().parents[1]
-SUITES = (HOME / "suites", HOME / "pytest_emad" / "suites")  # checkout, wheel
+SUITES = suites_source.SUITES
 
 
 def check_installation() -> None:
@@ -83,7 +87,55 @@ def _home_of(argument: str, config: pytest.Config) -> Path | None:
 
 
 def is_ours(item: pytest.Item) -> bool:
-    return any(item.path.resolve().is_relative_to(suites) for suites in SUITES)
+    return shipped_file(item.path) is not None
+
+
+def shipped_file(path: Path) -> str | None:
+    """``suites/…`` for a file of ours."""
+    return _shipped_name(path, SUITES)
+
+
+@cache
+def _shipped_name(path: Path, suites: tuple[Path, ...]) -> str | None:
+    """Asked for every phase of every test of whatever run this plugin is installed for."""
+    return shipped_name(path.resolve(), suites)
+
+
+def shipped(item: pytest.Item) -> str | None:
+    """``suites/…/test_x.py::test_y`` for a test of ours, whatever its parameters."""
+    file = shipped_file(item.path)
+    return None if file is None else f"{file}::{getattr(item, 'originalname', None) or item.name}"
+
+
+def shipped_tests() -> list[str]:
+    """All of them, collected or not."""
+    return suites_source.shipped_tests(SUITES)
+
+
+def check_waivers(config: pytest.Config) -> None:
+    """Every waiver must name something that can be missing.
+
+    Raises:
+        pytest.UsageError: one does not.
+    """
+    waivers = settings(config).waive
+    known = waivable(shipped_tests()) if waivers else []
+    for of, _ in waivers:
+        if of not in known:
+            claims = ", ".join(DECIDING)
+            expected = f"{claims}, {WHOSE}, or a shipped test or its file, e.g. {known[-1]}"
+            raise pytest.UsageError(f"--emad-waive={of!r}, but expected one of {expected}")
+
+
+def asked_tests(config: pytest.Config) -> list[str]:
+    """What the command line asks of our suites, as ``suites``, ``suites/fidelity`` … ``…/test_x.py::test_y``."""
+    asked = []
+    for argument in config.args:
+        home = _home_of(argument, config)
+        name = None if home is None else shipped_name(home, SUITES)
+        if name is not None:
+            asked.append("::".join([name, *(part.partition("[")[0] for part in argument.split("::")[1:])]))
+    return list(dict.fromkeys(asked))
 
 
 def is_cost(item: pytest.Item) -> bool:
@@ -117,7 +169,7 @@ def provenance(config: pytest.Config) -> dict[str, Any]:
     return {
         "versions": {name: _version(name) for name in (DISTRIBUTION, *REPORTED)}
         | {"python": platform.python_version()},
-        "commit": _commit(),
+        "commit": _described(HOME) if (HOME / ".git").exists() else None,
         "platform": platform.platform(),
         "machine": platform.processor() or platform.machine(),
         "torch_threads": torch_threads(),
@@ -140,14 +192,18 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """The checkout's commit, ``-dirty`` when the tree differs from it; None for an installed copy."""
-    if not (HOME / ".git").exists():
-        return None
+def project(config: pytest.Config) -> dict[str, Any]:
+    """The tree that was tested with us: its root and, where it is a repository other than ours, its commit."""
+    root = config.rootpath
+    return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else _described(root)}
+
+
+def _described(folder: Path) -> str | None:
+    """The commit of a checkout, ``-dirty`` when the tree differs from it; None where there is none, or no git."""
     try:
         described = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=HOME,
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=10,

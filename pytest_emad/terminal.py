@@ -9,8 +9,11 @@ from pytest_emad.options import Settings
 from pytest_emad.results import Results
 
 
-def header(settings: Settings) -> str:
-    """``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and whatever else departs from the defaults."""
+def header(settings: Settings, decoder: str) -> list[str]:
+    """``emad: model …; corpus …; device …; dtype …; budget …; gate …`` and whatever else departs from the defaults.
+
+    Then whose decoder is about to be judged, and what may stay undecided.
+    """
     parts = [
         f"model{'s' if len(settings.models) > 1 else ''} {', '.join(settings.models)}",
         f"corpus {settings.study.corpus or 'by model'}",
@@ -29,13 +32,17 @@ def header(settings: Settings) -> str:
         parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:
         parts.append(f"UPDATING goldens in {settings.golden}")
-    return f"emad: {'; '.join(parts)}"
+    waived = [f"emad: waived {of}: {reason}" for of, reason in settings.waive]
+    return [f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived]
 
 
 def write_summary(
-    terminal: pytest.TerminalReporter, results: Results, settings: Settings, failures: list[str], report: str | None
+    terminal: pytest.TerminalReporter, results: Results, settings: Settings, failures: list[str], last: list[str]
 ) -> None:
-    """Operating points, claims, notes, what the record says and what changed in it; then what fails the whole run."""
+    """Operating points, claims, notes, what the record says and what changed in it; then what fails the whole run.
+
+    ``last``: lines about the run itself, before what fails it.
+    """
     from emad_ref.report.tables import sections  # tabulate: not at the start of every run
 
     updated = "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)
@@ -47,9 +54,7 @@ def write_summary(
             continue
         terminal.section(title)
         terminal.line(text)
-    if report is not None:
-        terminal.line(f"emad: report written to {report}")
-    if results.pages is not None:
-        terminal.line(f"emad: beside it {results.pages}")
+    for line in last:
+        terminal.line(f"emad: {line}")
     for failure in failures:
         terminal.line(f"emad: FAILED: {failure}", red=True)

@@ -1,4 +1,4 @@
-"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, world.
+"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, verify, world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1.
 """
@@ -16,6 +16,7 @@ from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
+from emad_ref.cli.verifying import verify, verify_arguments
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
 
@@ -31,6 +32,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (generate, generate_arguments),
     (serve, serve_arguments),
     (report, report_arguments),
+    (verify, verify_arguments),
     (world, world_arguments),
 )
 

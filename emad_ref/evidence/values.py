@@ -15,7 +15,7 @@ from emad_ref.files import require_writable, require_writable_folder
 
 DTYPES: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
 LARGEST_SEED = 2**32 - 1  # the largest that NumPy, torch and Hypothesis all take
-MOST = 10**9  # documents, tokens: more than any data set here has, and far from what overflows
+MOST = 10**9  # documents, tokens, seconds: more than any data set here has, and far from what overflows
 MOST_NATS = 1e6  # far above ln V of any vocabulary
 REPORTED = ("report.json", "report.md", "index.html")
 CORPORA: tuple[str, ...] = ("world:premise", "world:mixed", "wikitext", "pile", "self")
@@ -33,6 +33,14 @@ def model(text: str, base: Path, where: str) -> str:
     if given.startswith("@") or given.endswith("@"):
         raise BadArgument(where, text, "NAME or NAME@REVISION", "e.g. pythia-410m@step3000")
     return given
+
+
+def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
+    """``NAME=REASON`` as both; which names there are is checked by who knows them."""
+    given, _, reason = (part.strip() for part in text.partition("="))
+    if not given or not reason:
+        raise BadArgument(where, text, "NAME=REASON", "e.g. EMAD-F2='no sessions yet'")
+    return given, reason
 
 
 def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
@@ -81,8 +89,8 @@ def seconds(text: str, base: Path, where: str) -> float:
         value = float(text)
     except ValueError:
         raise BadArgument(where, text, "a number of seconds", "e.g. 30") from None
-    if not 0 < value < math.inf:
-        raise BadArgument(where, text, "a finite number of seconds above 0", "e.g. 30")
+    if not 0 < value <= MOST:
+        raise BadArgument(where, text, f"a number of seconds above 0, at most {MOST:,}", "e.g. 30")
     return value
 
 

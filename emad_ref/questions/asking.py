@@ -81,12 +81,14 @@ class Answer:
 
     ``corpus``       what it was decided on; "" for claims that read no text.
     ``fingerprint``  of the weights, so that known verdicts follow them and not the name; "" for arithmetic.
+    ``refused``      why the decoder under test, and not the model or the text, left the claim undecided; else "".
     """
 
     verdict: Verdict
     corpus: str = ""
     fingerprint: str = ""
     exhibits: Exhibits = field(default_factory=Exhibits)
+    refused: str = ""
 
 
 E = TypeVar("E", bound=Named)
@@ -116,5 +118,5 @@ def ask(question: Question[E], evidence: E, asked: Asked) -> Answer:
     try:
         return question.answer(evidence, asked)
     except Unsupported as refusal:
-        reason = str(refusal) or "the decoder does not support this request"
-        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+        reason = str(refusal)
+        return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint, refused=reason)

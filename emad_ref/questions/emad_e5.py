@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.protocol import Decoder
+from emad_ref.protocol import Decoder, Unsupported
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.record import Ints
 from emad_ref.verdict.claims import Verdict
@@ -51,11 +51,14 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
-    """Requests under a point whose depth comes down in many steps; what they say does not matter."""
+    """Requests under a point whose depth comes down in many steps; what they say does not matter.
+
+    Raises:
+        Unsupported: the decoder under test declines, or does not count its work.
+    """
     with evidence.subject.open(evidence.bridging.probing_point) as decoder:
         if not decoder.capabilities.counted:
-            reason = "the decoder does not count its work"
-            return Answer(asked.not_applicable(reason), evidence.corpus, evidence.fingerprint)
+            raise Unsupported("the decoder does not count its work")
         found = blocks_of(evidence, decoder)
     return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint)
 

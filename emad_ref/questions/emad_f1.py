@@ -15,7 +15,7 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.pointrows import point_exhibits, task_exhibits
 from emad_ref.evidence.points import PointEvidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.premises import quality_premise
+from emad_ref.questions.premises import quality_premise, unanswered
 from emad_ref.questions.quality import Found, judged, perplexity_leg
 from emad_ref.sweep.losses import Loss
 from emad_ref.verdict.claims import Verdict
@@ -30,7 +30,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     """The points put forward on the run's corpus and on every task; beside it the operating-point table."""
     verdict = quality_premise(evidence, asked)
     if verdict is not None:
-        return Answer(verdict, evidence.corpus, evidence.fingerprint)
+        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=unanswered(evidence))
     points = evidence.points
     found = Found([at(evidence, loss) for loss in points.losses], evidence.scored.published.unmeasured)
     verdict = decide(found, asked)

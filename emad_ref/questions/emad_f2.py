@@ -28,6 +28,7 @@ from emad_ref.evidence.study import Study
 from emad_ref.point import OperatingPoint
 from emad_ref.questions import emad_f1
 from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.premises import unanswered
 from emad_ref.questions.quality import stands
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate, total_ratio
@@ -113,7 +114,8 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     legs = sum(len(timed.baselines) for timed in batches.values()) + asked.other_legs
     note = stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)
     exhibits = Exhibits(notes=(note,), points=(stopwatch.row(point),))
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
+    refused = unanswered(evidence) if unusable else ""
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits, refused)
 
 
 def timed_of(requests: Requests, check: Finding) -> Timed:

@@ -12,3 +12,8 @@ def quality_premise(evidence: Evidence, asked: Asked) -> Verdict | None:
     if reason := evidence.subject.without_quality or evidence.bridging.refusal:
         return asked.not_applicable(reason)
     return None
+
+
+def unanswered(evidence: Evidence) -> str:
+    """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
+    return "" if evidence.subject.without_quality else evidence.bridging.refusal

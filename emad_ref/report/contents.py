@@ -130,7 +130,7 @@ def _run(name: str, report: Report, figures: Mapping[int, Figure]) -> Run:
         goldens=plain_rows([{"golden": entry["id"], "outcome": entry["outcome"]} for entry in report["goldens"]]),
         models=[row for model in report["models"] for row in _facts(model, f"{model['name']}: ", ("name",))],
         settings=_facts(report["settings"]),
-        provenance=_facts(report["provenance"]),
+        provenance=[*_run_facts(report), *_facts(report["provenance"])],
     )
 
 
@@ -145,6 +145,18 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
         )
         for claim, row in zip(claims, claim_rows(claims), strict=True)
     ]
+
+
+def _run_facts(report: Report) -> list[Row]:
+    """What schema 2 says of the run, in a few rows: whose decoder, which state, what was left undecided and why."""
+    if report["schema"] == 1:
+        return []
+    run = report["run"]
+    return _facts(
+        {"state": report["state"], "decoder": report["decoder"]["name"]}
+        | {key: run[key] for key in ("started", "duration_s", "command", "exit_status", "failures")}
+        | {"waivers": [f"{waiver['of']}: {waiver['reason']}" for waiver in report["waivers"]]}
+    )
 
 
 def _facts(facts: Mapping[str, Any], prefix: str = "", left_out: Sequence[str] = ()) -> list[Row]:

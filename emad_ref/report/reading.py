@@ -1,12 +1,24 @@
 """``report.json`` read back: one object per run, checked before anything of it is shown.
 
-Schema 1:
+Schema 1 says what was found:
 
     models      [{"name", facts …}]                        settings    {option: value}
     points      [{"name", …}], see ``tables.point_rows``   goldens     [{"id", "outcome"}]
     claims      [``Verdict.to_json()``]                    notes       [sentence]
     tables      [{"title", "model", "rows": [{column: value}], "figure"?: what ``plots`` draws of the rows}]
     provenance  {versions, commit, platform, device, …}
+
+Schema 2 adds what the finding rests on, from the first test on:
+
+    state       ``running`` | ``complete`` | ``interrupted`` | ``usage error``
+    run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
+                run as a whole, "asked" of the shipped tests, "claims_file" with its hash, "project" with its commit}
+    decoder     {"name", "foreign", "providers": [who was asked, and what came of it], "overlooked": [who was not]}
+    tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}]
+    audits      [{"test", "check", "passed", "detail", "n", "ties"}]
+    deselected  [{"nodeid", "shipped", "why"}]
+    waivers     [{"of", "reason", "needed"}]
+    claims      may say "refused": why the decoder, not the model or the text, left the claim undecided
 
 Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
 """
@@ -16,15 +28,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, parsed_json, read_bytes
 from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import OUTCOMES
 
-SCHEMA = 1
+SCHEMA = 2
+READ = (1, SCHEMA)
 REPORT = "report.json"
+
+State = Literal["running", "complete", "interrupted", "usage error"]
+STATES: tuple[State, ...] = get_args(State)
+# of a test, in the order in which one phase of it overrules another
+Outcome = Literal["not reported", "passed", "xpassed", "skipped", "xfailed", "failed", "error"]
+TEST_OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
+# of a skip: the suite itself found its premise absent; the decoder declined; somebody else left the test out
+Kind = Literal["", "not applicable", "refused", "left out"]
 
 Report = Mapping[str, Any]
 
@@ -55,6 +76,12 @@ FLAG = Form("true or false", lambda value: isinstance(value, bool))
 COUNT = Form("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
 NUMBER = Form("a number or null", lambda value: value is None or _is_number(value))
 INTERVAL = Form("[low, high] or null", lambda value: value is None or _is_pair(value))
+STATE = Form(f"one of {', '.join(STATES)}", lambda value: value in STATES)
+TEST_OUTCOME = Form(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
+KIND = Form("a kind of skip, or nothing", lambda value: value in get_args(Kind))
+TEXT_OR_NULL = Form("a text or null", lambda value: value is None or isinstance(value, str))
+FLAG_OR_NULL = Form("true, false or null", lambda value: value is None or isinstance(value, bool))
+STATUS = Form("a whole number or null", lambda value: value is None or COUNT.fits(value))
 OUTCOME = Form(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
 ROWS = Form(
     "a list of objects that share their keys",
@@ -66,6 +93,7 @@ ROWS = Form(
 )
 LIST = Form("a list", lambda value: isinstance(value, list))
 OBJECT = Form("an object", lambda value: isinstance(value, dict))
+OBJECT_OR_NULL = Form("an object or null", lambda value: value is None or isinstance(value, dict))
 SCORES = Form(
     "task → [reference, candidate], or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_pair, value.values()))),
@@ -83,6 +111,12 @@ PARTS: dict[str, Form] = dict.fromkeys(("models", "points", "claims", "tables", 
     "settings": OBJECT,
     "provenance": OBJECT,
 }
+EVIDENCE: dict[str, Form] = dict.fromkeys(("tests", "audits", "deselected", "waivers"), LIST) | {
+    "state": STATE,
+    "run": OBJECT,
+    "decoder": OBJECT,
+}
+OF_SCHEMA = {1: PARTS, 2: PARTS | EVIDENCE}
 ANSWER = {
     "estimate": NUMBER,
     "interval": INTERVAL,
@@ -99,7 +133,34 @@ REQUIRED: dict[str, dict[str, Form]] = {
     "claims": {"id": TEXT, "model": TEXT, "verdict": OUTCOME, **ANSWER, "gate": FLAG, "legs": LIST},
     "tables": {"title": TEXT, "model": TEXT, "rows": ROWS},
     "goldens": {"id": TEXT, "outcome": TEXT},
+    "tests": {
+        "nodeid": TEXT,
+        "shipped": TEXT_OR_NULL,
+        "outcome": TEST_OUTCOME,
+        "kind": KIND,
+        "reason": TEXT,
+        "duration_s": NUMBER,
+    },
+    "audits": {"test": TEXT, "check": TEXT, "passed": FLAG_OR_NULL, "detail": TEXT, "n": COUNT, "ties": COUNT},
+    "deselected": {"nodeid": TEXT, "shipped": TEXT_OR_NULL, "why": TEXT},
+    "waivers": {"of": TEXT, "reason": TEXT, "needed": FLAG},
 }
+# part → keys of a part that is one object
+INSIDE: dict[str, dict[str, Form]] = {
+    "run": {
+        "started": TEXT,
+        "duration_s": NUMBER,
+        "command": TEXTS,
+        "addopts": TEXT,
+        "exit_status": STATUS,
+        "failures": TEXTS,
+        "asked": TEXTS,
+        "claims_file": OBJECT_OR_NULL,
+        "project": OBJECT,
+    },
+    "decoder": {"name": TEXT, "foreign": FLAG, "providers": LIST, "overlooked": TEXTS},
+}
+PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
 # part → keys that an entry may have
 OPTIONAL: dict[str, dict[str, Form]] = {
     "points": dict.fromkeys(
@@ -118,17 +179,18 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
+    "claims": {"refused": TEXT},
 }
 
 
-def read_report(folder: Path) -> Report:
-    """The report of the run that wrote into ``folder``.
+def read_report(place: Path) -> Report:
+    """The report of the run that wrote into the folder ``place``, or the report that is this file.
 
     Raises:
         BadReport: no such folder or file; no JSON; not a report of ours; another schema; an entry that is not what
-            schema 1 says, named by its place.
+            its schema says, named by its place.
     """
-    path = folder / REPORT
+    path = place if place.is_file() else place / REPORT
     try:
         text = read_bytes(path, "report")
     except BadFile as error:
@@ -140,11 +202,15 @@ def read_report(folder: Path) -> Report:
     except ValueError as error:
         raise BadReport(f"{path} is no JSON text ({error}); the file is damaged, run the suites again") from error
     _require_ours(path, data)
-    for part, form in PARTS.items():
+    for part, form in OF_SCHEMA[data["schema"]].items():
         _require(path, "", data, {part: form})
         if form is LIST:
             for number, entry in enumerate(data[part]):
                 _require_entry(path, part, number, entry)
+        _require(path, part, data[part], INSIDE.get(part, {}))
+    for number, provider in enumerate(data["decoder"]["providers"] if data["schema"] > 1 else ()):
+        _require_object(path, f"decoder.providers[{number}]", provider)
+        _require(path, f"decoder.providers[{number}]", provider, PROVIDER)
     return dict(data)
 
 
@@ -165,10 +231,10 @@ def _require_ours(path: Path, data: Any) -> None:
     if not isinstance(data, dict) or "schema" not in data or not set(PARTS) & set(data):
         found = ", ".join(list(data)[:6]) if isinstance(data, dict) else type(data).__name__
         raise BadReport(f"{path} is not a report of pytest-emad: expected schema, {', '.join(PARTS)}; found {found}")
-    if data["schema"] != SCHEMA:
+    if type(data["schema"]) is not int or data["schema"] not in READ:
         raise BadReport(
-            f"{path}: schema={data['schema']!r}, but this version reads {SCHEMA}; use the version that wrote it "
-            "(provenance names it), or run the suites again"
+            f"{path}: schema={data['schema']!r}, but this version reads {' and '.join(map(str, READ))}; use the "
+            "version that wrote it (provenance names it), or run the suites again"
         )
 
 
@@ -177,20 +243,23 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
     if part == "notes":
         _require(path, part, {number: entry}, {number: TEXT})
         return
-    if not isinstance(entry, dict):
-        raise BadReport(f"{path}: {where}={_brief(entry)}, but expected an object")
+    _require_object(path, where, entry)
     _require(path, where, entry, REQUIRED[part])
     given = {key: form for key, form in OPTIONAL.get(part, {}).items() if key in entry}
     _require(path, where, entry, given)
     for place, leg in enumerate(entry["legs"]) if part == "claims" else ():
-        if not isinstance(leg, dict):
-            raise BadReport(f"{path}: {where}.legs[{place}]={_brief(leg)}, but expected an object")
+        _require_object(path, f"{where}.legs[{place}]", leg)
         _require(path, f"{where}.legs[{place}]", leg, LEG)
     if "figure" in entry and part == "tables":
         try:
             require_drawable(entry["figure"], entry["rows"])
         except BadArgument as error:
             raise BadReport(f"{path}: {where}: {error}") from error
+
+
+def _require_object(path: Path, where: str, entry: Any) -> None:
+    if not isinstance(entry, dict):
+        raise BadReport(f"{path}: {where}={_brief(entry)}, but expected an object")
 
 
 def _require(path: Path, where: str, entry: Mapping[Any, Any], forms: Mapping[Any, Form]) -> None:

@@ -16,6 +16,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"),
     "dtype": ("bfloat16", "bfloat16"),
     "backend": ("emad-walked", "emad-walked"),
+    "expect-decoder": ("foreign", "foreign"),
+    "waive": ("EMAD-F2=slow", (("EMAD-F2", "slow"),)),
     "profile": ("profile.json", "profile.json"),
     "margin": ("0.25", 0.25),
     "report": ("new/report", "new/report"),

@@ -29,15 +29,20 @@ def asked() -> Asked:
     return Asked(CLAIM, "simulated", np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(("said", "reason"), [("only lowers depth", "only lowers depth"), ("", "does not support")])
-def test_what_a_decoder_declines_is_not_applicable(said: str, reason: str) -> None:
+def test_what_a_decoder_declines_is_not_applicable_and_refused() -> None:
     def answer(evidence: Simulated, asked: Asked) -> Answer:
-        raise Unsupported(said)
+        raise Unsupported("only lowers depth")
 
     found = ask(Question("EMAD-E5", "model", answer), Simulated(), asked())
     assert found.verdict.verdict == "not applicable"
-    assert reason in found.verdict.reason
+    assert found.verdict.reason == found.refused == "only lowers depth"
     assert (found.corpus, found.fingerprint) == ("made up", "abc")
+
+
+@pytest.mark.parametrize("reason", ["", "  ", None])
+def test_who_declines_says_why(reason: object) -> None:
+    with pytest.raises(BadArgument, match="expected a sentence"):
+        Unsupported(reason)  # type: ignore[arg-type]
 
 
 def test_other_errors_are_not_swallowed() -> None:

@@ -386,7 +386,7 @@ def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):
     blocked.touch()
     for argv, message in (
         ([tmp_path / "none"], "report.json cannot be read (No such file or directory)"),
-        ([bad], "schema=7, but this version reads 1"),
+        ([bad], "schema=7, but this version reads 1 and 2"),
         ([good, bad, "--out", tmp_path / "out"], "schema=7"),
         ([good, written(tmp_path / "other", reported("n"))], "out=None, but expected a folder; pass --out DIR"),
         ([good, good, "--out", tmp_path / "out"], "at least one, each once"),

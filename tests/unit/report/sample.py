@@ -71,3 +71,44 @@ def written(folder: Path, data: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / REPORT).write_text(json.dumps(data), encoding="utf-8")
     return folder
+
+
+def report_2(model: str = "m", **changes: Any) -> dict[str, Any]:
+    """The same under schema 2: a run of a foreign decoder that was told to run two files, and left nothing open."""
+    run = {
+        "started": "2026-01-02T03:04:05+00:00",
+        "duration_s": 61.5,
+        "command": ["pytest", "suites"],
+        "addopts": "",
+        "exit_status": 0,
+        "failures": [],
+        "asked": ["suites"],
+        "claims_file": None,
+        "project": {"root": "/work", "commit": None},
+    }
+    provider = {"name": "hook of plugin mylib (mylib)", "plugin": "mylib", "foreign": True}
+    return (
+        report(model)
+        | {
+            "schema": 2,
+            "state": "complete",
+            "run": run,
+            "decoder": {
+                "name": provider["name"],
+                "foreign": True,
+                "providers": [provider | {"answered": 3, "declined": 0, "none": 0}],
+                "overlooked": [],
+            },
+            "tests": [passed("suites/invariants/test_depth.py::test_rows")],
+            "audits": [{"test": "t", "check": "rows", "passed": None, "detail": "no power", "n": 3, "ties": 0}],
+            "deselected": [{"nodeid": "suites/a.py::test_b", "shipped": None, "why": "deselected"}],
+            "waivers": [{"of": "EMAD-F2", "reason": "no sessions yet", "needed": True}],
+        }
+        | changes
+    )
+
+
+def passed(name: str, **changes: Any) -> dict[str, Any]:
+    """The entry of a shipped test."""
+    entry = {"nodeid": f"{name}[m]", "shipped": name, "outcome": "passed", "kind": "", "reason": "", "duration_s": 0.5}
+    return entry | changes

@@ -8,9 +8,9 @@ import re
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.reading import OPTIONAL, PARTS, REQUIRED, BadReport, read_report, read_reports
+from emad_ref.report.reading import EVIDENCE, INSIDE, OPTIONAL, PARTS, REQUIRED, BadReport, read_report, read_reports
 from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict
-from tests.unit.report.sample import report, verdict, written
+from tests.unit.report.sample import report, report_2, verdict, written
 
 
 def test_what_was_written_is_read(tmp_path):
@@ -18,6 +18,22 @@ def test_what_was_written_is_read(tmp_path):
     assert read_report(written(tmp_path, report(later="unknown"))) == report(later="unknown")
     empty = {part: {} if part in ("settings", "provenance") else [] for part in PARTS}
     assert read_report(written(tmp_path, {"schema": 1, **empty})) == {"schema": 1, **empty}
+
+
+def test_the_run_and_its_tests_are_read_from_schema_2(tmp_path):
+    assert read_report(written(tmp_path, report_2())) == report_2()
+    assert read_report(tmp_path / "report.json") == report_2()
+
+
+def test_every_part_of_schema_2_is_asked_for(tmp_path):
+    """What is not asked for is shown, or verified, unchecked."""
+    for part in EVIDENCE:
+        with pytest.raises(BadReport, match=f"{part} is missing"):
+            read_report(written(tmp_path, {key: value for key, value in report_2().items() if key != part}))
+    for part in ("tests", "audits", "deselected", "waivers"):
+        assert set(REQUIRED[part]) == set(report_2()[part][0])
+    for part in ("run", "decoder"):
+        assert set(INSIDE[part]) == set(report_2()[part])
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
@@ -33,7 +49,7 @@ def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
     from emad_ref.report.reading import LEG
 
     assert set(LEG) == set(Leg("l", "survived", 1.0, None, 3, None, "u").to_json())
-    assert set(OPTIONAL) <= set(REQUIRED) <= set(PARTS)
+    assert set(OPTIONAL) <= set(REQUIRED) <= {*PARTS, *EVIDENCE}
 
 
 def broken(part: str, key: str, value: object) -> dict:
@@ -56,8 +72,21 @@ DAMAGED = [
     ([], "is not a report of pytest-emad: expected schema, models"),
     ({"benchmarks": [], "machine_info": {}}, "found benchmarks, machine_info"),
     ({"schema": 1, "claims": "none"}, "models is missing, but expected a list"),
-    (report(schema=2), "schema=2, but this version reads 1; use the version that wrote it"),
-    (report(schema="1"), "schema='1', but this version reads 1"),
+    (report(schema=3), "schema=3, but this version reads 1 and 2; use the version that wrote it"),
+    (report(schema="1"), "schema='1', but this version reads 1 and 2"),
+    (report(schema=True), "schema=True, but this version reads 1 and 2"),
+    (report(schema=2), "tests is missing, but expected a list"),
+    (report_2(state="done"), "state='done', but expected one of running, complete, interrupted, usage error"),
+    (report_2(tests=[{"nodeid": "a"}]), "tests[0].shipped is missing, but expected a text or null"),
+    (report_2(tests=[report_2()["tests"][0] | {"outcome": "good"}]), "tests[0].outcome='good', but expected one of"),
+    (report_2(tests=[report_2()["tests"][0] | {"kind": "fine"}]), "tests[0].kind='fine', but expected a kind of skip"),
+    (report_2(run={}), "run.started is missing, but expected a text"),
+    (report_2(run=report_2()["run"] | {"exit_status": "0"}), "run.exit_status='0', but expected a whole number or nul"),
+    (report_2(decoder=report_2()["decoder"] | {"foreign": 1}), "decoder.foreign=1, but expected true or false"),
+    (report_2(decoder=report_2()["decoder"] | {"providers": [3]}), "decoder.providers[0]=3, but expected an object"),
+    (report_2(decoder=report_2()["decoder"] | {"providers": [{}]}), "decoder.providers[0].name is missing"),
+    (report_2(waivers=[{"of": "EMAD-F2"}]), "waivers[0].reason is missing"),
+    (report_2(claims=[verdict() | {"refused": 1}]), "claims[0].refused=1, but expected a text"),
     (report(claims={}), "claims={}, but expected a list"),
     (report(settings=[]), "settings=[], but expected an object"),
     (report(notes=["fine", 3]), "notes[1]=3, but expected a text"),

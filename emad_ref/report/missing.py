@@ -1,0 +1,161 @@
+"""What a report of a decoder leaves undecided: not decided is not green.
+
+Read from the report alone, so that the run that wrote it and whoever looks at it later say the same. Asked is what the
+run was told to run, no more: of those shipped tests each must be there, and have passed or found by itself that its
+premise is absent. A test of ``suites/invariants`` or ``suites/fidelity`` that the decoder declined is not decided, and
+neither is one of ``DECIDING`` whose answer was refused, or never given, for one of the models. A waiver names such a
+gap and a reason, and is on record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from emad_ref.report.reading import Report
+from emad_ref.report.shipped import below
+from emad_ref.verdict.gating import UNDECIDED
+
+# the rows without which nothing is known of a decoder, and the shipped test that asks each
+DECIDING = {
+    "EMAD-E2": "suites/invariants/test_kv_consistency.py::test_logits_at_any_admissible_depth_are_the_full_models",
+    "EMAD-E5": "suites/cost/test_claims.py::test_claim",
+    "EMAD-F1": "suites/claims/test_model.py::test_claim",
+    "EMAD-F2": "suites/cost/test_claims.py::test_claim",
+}
+ANSWERED = ("suites/invariants", "suites/fidelity")  # where a decoder must not decline
+WHOSE = "decoder"  # what a waiver of the decoder's origin is called
+ABOVE = "above the budget"  # why a test that belongs to a larger budget was deselected
+
+
+@dataclass(frozen=True)
+class Missing:
+    """``of``: a claim, a shipped test or ``WHOSE``; ``what`` of it is missing and why; ``remedy`` what to do."""
+
+    of: str
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.of}: {self.what}; {self.remedy}, or --emad-waive '{self.of}=REASON'"
+
+
+def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, always: bool = False) -> list[Missing]:
+    """Everything that ``report`` (schema 2) leaves undecided of ``asked``: files and folders of ``shipped`` tests.
+
+    ``always``: our own decoder may leave open no more than another's.
+    """
+    wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
+    return [*_whose(report), *_lost(report, wanted), *_undecided(report, wanted)]
+
+
+def another(report: Report, wanted: str) -> str:
+    """Who was judged where it was not ``wanted``: ``foreign``, ``ours``, or a provider by its name; "" where it was."""
+    asked = [provider for provider in report["decoder"]["providers"] if provider["answered"] or provider["declined"]]
+    if not asked:
+        return "no decoder was asked for anything"
+    wrong = [provider["name"] for provider in asked if not _fits(provider, wanted)]
+    return f"{' and '.join(wrong)} was judged" if wrong else ""
+
+
+def _fits(provider: Mapping[str, Any], wanted: str) -> bool:
+    kinds = {"foreign": provider["foreign"], "ours": not provider["foreign"]}
+    return bool(kinds.get(wanted, wanted in (provider["plugin"], provider["name"])))
+
+
+def waived(gap: Missing, waivers: Iterable[str]) -> bool:
+    """Whether one of ``waivers`` names ``gap``, or the file it lies in."""
+    return below(gap.of, waivers)
+
+
+def waivable(shipped: Sequence[str]) -> list[str]:
+    """Every name that a waiver may have, but for folders of files."""
+    files = dict.fromkeys(name.partition("::")[0] for name in shipped)
+    return [*DECIDING, WHOSE, *files, *shipped]
+
+
+def _whose(report: Report) -> list[Missing]:
+    decoder = report["decoder"]
+    asked = sum(provider["answered"] + provider["declined"] for provider in decoder["providers"])
+    ours = sum(provider["answered"] for provider in decoder["providers"] if not provider["foreign"])
+    if not ours:
+        return []
+    if decoder["foreign"]:
+        what = f"ours answered {ours} of {asked} requests, for which {_foreign(decoder)} returned None"
+        return [Missing(WHOSE, what, "return a decoder, or raise Unsupported(reason)")]
+    if decoder["overlooked"]:
+        what = f"ours was judged, although {' and '.join(decoder['overlooked'])} offers one and was not loaded"
+        return [Missing(WHOSE, what, "load it (-p NAME, or a path beside it), or say --emad-backend emad-walked")]
+    return []
+
+
+def _foreign(decoder: Mapping[str, Any]) -> str:
+    return " and ".join(provider["name"] for provider in decoder["providers"] if provider["foreign"])
+
+
+def _lost(report: Report, wanted: Sequence[str]) -> list[Missing]:
+    """Tests that did not run, or ran and decided nothing. One line for each function and reason."""
+    lost: dict[tuple[str, str], list[str]] = {}
+    seen = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
+    for name in wanted:
+        if not seen & {name, name.partition("::")[0]}:
+            lost[name, "no test of it was collected"] = []
+    for entry in report["deselected"]:
+        if entry["shipped"] in wanted and entry["why"] != ABOVE:
+            lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
+    for entry in report["tests"]:
+        why = _why_lost(entry)
+        if why and any(below(name, [entry["shipped"]]) for name in wanted):
+            lost.setdefault((entry["shipped"], why), []).append(entry["nodeid"])
+    return [Missing(name, f"{why}{_which(nodeids)}", "let it run") for (name, why), nodeids in lost.items()]
+
+
+def _why_lost(entry: Mapping[str, Any]) -> str:
+    """Why a test decided nothing; "" where it passed, failed, or found by itself that its premise is absent."""
+    if entry["shipped"] is None:
+        return ""
+    if entry["outcome"] == "not reported":
+        return "collected, but never run"
+    if entry["outcome"] == "xfailed":
+        return f"marked as an expected failure ({entry['reason'] or 'no reason'})"
+    if entry["outcome"] != "skipped" or entry["kind"] == "not applicable":
+        return ""
+    if entry["kind"] == "left out":
+        return f"skipped by a mark, a fixture or a hook ({entry['reason'] or 'no reason'})"
+    return f"the decoder declined ({entry['reason']})" if below(entry["shipped"], ANSWERED) else ""
+
+
+def _which(nodeids: Sequence[str]) -> str:
+    """The parameters of the tests meant, as far as they have some."""
+    parameters = [nodeid.partition("[")[2].removesuffix("]") for nodeid in nodeids]
+    named = [name for name in parameters if name]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    return f": {', '.join(named[:3])}{more}" if named else ""
+
+
+def _undecided(report: Report, wanted: Sequence[str]) -> list[Missing]:
+    """Rows of ``DECIDING`` that a wanted test asks and that no verdict decides, for each model of the run."""
+    gaps = []
+    for claim, test in DECIDING.items():
+        for model in report["settings"].get("models", ()) if test in wanted else ():
+            found = [v for v in report["claims"] if (v["id"], v["model"]) == (claim, model)]
+            why = _why_undecided(found)
+            if why:
+                gaps.append(Missing(claim, f"not decided for {model}: {why}", "let the decoder answer"))
+    return gaps
+
+
+def _why_undecided(verdicts: Sequence[Mapping[str, Any]]) -> str:
+    if not verdicts:
+        return "no verdict was given"
+    open_ones = [verdict for verdict in verdicts if _open(verdict)]
+    if len(open_ones) < len(verdicts):
+        return ""
+    return f"{open_ones[0]['verdict']} ({open_ones[0].get('refused') or open_ones[0]['reason']})"
+
+
+def _open(verdict: Mapping[str, Any]) -> bool:
+    """Unmeasured; or not applicable because the decoder, and not the model or the text, gave no answer."""
+    refused = verdict["verdict"] in UNDECIDED and bool(verdict.get("refused"))
+    return refused or verdict["verdict"] == "unmeasured"

@@ -1,0 +1,115 @@
+"""Which tests there were: collected, deselected, skipped and by whom. One such plugin in every process of a run.
+
+A run of our suites must not lose a test in silence: a keyword in an environment variable, a mark from a conftest or a
+``pytest.skip`` inside a decoder look like success to pytest. What a process saw goes home on test reports and, when a
+worker ends, with its output; ``emad_ref.report.missing`` says what of it is a fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emad_ref.report.missing import ABOVE
+from emad_ref.report.reading import Kind
+from pytest_emad import origins, selfcheck
+
+SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
+HOME = "emad.attendance"  # entry of a worker's output
+DESELECTED = "deselected"
+
+_REFUSED = pytest.StashKey[bool]()
+
+
+def refused(item: pytest.Item) -> None:
+    """The decoder under test declined what ``item`` asked."""
+    item.stash[_REFUSED] = True
+
+
+class Attendance:
+    """``collected``: node id → name of each shipped test. ``deselected``: as ``report.json`` has it."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._above: set[str] = set()
+        self.collected: dict[str, str] = {}
+        self.deselected: list[dict[str, Any]] = []
+
+    def take(self, items: Iterable[pytest.Item], above: Iterable[pytest.Item]) -> None:
+        """All ``items`` there are, before anybody leaves some out; those ``above`` the budget among them."""
+        self._above |= {item.nodeid for item in above}
+        named = {item.nodeid: selfcheck.shipped(item) for item in items}
+        self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
+
+    def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
+        self.deselected += [
+            {
+                "nodeid": item.nodeid,
+                "shipped": selfcheck.shipped(item),
+                "why": ABOVE if item.nodeid in self._above else DESELECTED,
+            }
+            for item in items
+        ]
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[Any]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        raised_by = _raised_in(call)  # before pytest puts an exception of its own in the place of unittest's
+        report = yield
+        name = selfcheck.shipped(item)
+        vars(report)[SHIPPED] = name
+        if report.skipped and not hasattr(report, "wasxfail"):
+            kind = _kind(item, report.when, raised_by)
+            vars(report)[KIND] = kind
+            if name is not None and kind == "left out" and report.when == "call":
+                report.outcome = "failed"
+                report.longrepr = (
+                    f"{raised_by} skipped this test: expected the test's own file to, or the decoder to raise "
+                    "emad_ref.protocol.Unsupported(reason) where it declines"
+                )
+        return report
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_make_collect_report(
+        self, collector: pytest.Collector
+    ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+        """A file of ours that skips itself as a whole: an extra is absent."""
+        report = yield
+        if report.skipped and isinstance(collector, pytest.File):
+            vars(report)[SHIPPED] = selfcheck.shipped_file(collector.path)
+            at = report.longrepr[0] if isinstance(report.longrepr, tuple) else ""
+            own = Path(at).resolve() == collector.path.resolve()
+            vars(report)[KIND] = "not applicable" if own else "left out"
+        return report
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A worker sends home what only it saw."""
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[HOME] = self.to_json()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "collected": self.collected,
+            "deselected": self.deselected,
+            "providers": origins.asked_so_far(self._config),
+        }
+
+
+def _raised_in(call: pytest.CallInfo[Any]) -> Path | None:
+    """The file whose code raised what ended ``call``; of ``pytest.skip`` and its like, the file that called it."""
+    if call.excinfo is None:
+        return None
+    files = [entry.path for entry in call.excinfo.traceback if isinstance(entry.path, Path)]
+    outside = [file for file in files if "_pytest" not in file.parts]
+    return outside[-1].resolve() if outside else None
+
+
+def _kind(item: pytest.Item, when: str | None, raised_in: Path | None) -> Kind:
+    if _REFUSED in item.stash:
+        return "refused"
+    return "not applicable" if when == "call" and raised_in == item.path.resolve() else "left out"

@@ -1,0 +1,168 @@
+"""``emad verify`` believes a report that is whole and green, and names each thing that keeps another from being so."""
+
+from __future__ import annotations
+
+import pytest
+
+from emad_ref import cli
+from emad_ref.questions.register import question_of
+from emad_ref.report.missing import ABOVE, DECIDING, missing
+from emad_ref.report.shipped import SUITES, below, shipped_name, shipped_tests, suite_names
+from tests.unit.report.sample import passed, report, report_2, verdict, written
+
+SHIPPED = shipped_tests()
+INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
+
+
+def whole(**changes):
+    """A report of every shipped test, as a run of the smoke budget of a foreign decoder writes it."""
+    tests = [passed(name) for name in SHIPPED]
+    verdicts = [verdict("survived", claim) for claim in DECIDING]
+    settings = {"models": ["m"], "budget": "smoke"}
+    return report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
+
+
+def with_test(name, **changes):
+    return whole(tests=[passed(name, **changes) if test == name else passed(test) for test in SHIPPED])
+
+
+def verified(folder, capsys, data, *options):
+    """(exit status, what was said)."""
+    status = cli.main(["verify", str(written(folder, data)), *options])
+    said = capsys.readouterr()
+    return status, said.out + said.err
+
+
+def test_the_shipped_tests_are_those_of_the_suites():
+    assert INVARIANT in SHIPPED
+    assert len(SHIPPED) > 25
+    assert set(suite_names()) == {"ablations", "claims", "cost", "fidelity", "invariants"}
+    assert shipped_name(SUITES[0] / "cost" / "test_claims.py") == "suites/cost/test_claims.py"
+    assert shipped_name(SUITES[1] / "cost") == "suites/cost"
+    assert shipped_name(SUITES[0].parent / "tests") is None
+    assert below(INVARIANT, ["suites/invariants"])
+    assert below(INVARIANT, [INVARIANT])
+    assert not below(INVARIANT, ["suites/invariant", "suites/invariants/test_dept", f"{INVARIANT}_too"])
+
+
+def test_the_rows_that_must_be_decided_are_asked_where_the_table_says():
+    for claim, test in DECIDING.items():
+        assert test in SHIPPED
+        assert test.startswith(f"suites/{question_of(claim).suite}/")
+
+
+def test_a_whole_report_is_believed(tmp_path, capsys):
+    for options in ([], ["--require-suite", "all"], ["--require-suite", "invariants,fidelity"],
+                    ["--require-decoder", "foreign"], ["--require-decoder", "mylib"]):  # fmt: skip
+        status, said = verified(tmp_path, capsys, whole(), *options)
+        assert status == 0, said
+        assert f"complete, {len(SHIPPED)} tests passed; decoder: hook of plugin mylib (mylib)" in said
+    assert cli.main(["verify", str(tmp_path / "report.json")]) == 0
+
+
+def test_a_premise_or_an_extra_that_is_absent_is_no_fault(tmp_path, capsys):
+    for changes in ({"outcome": "skipped", "kind": "not applicable"}, {"outcome": "xpassed"}):
+        assert verified(tmp_path, capsys, with_test(INVARIANT, **changes))[0] == 0
+    table = "suites/claims/test_tables.py::test_table"
+    assert verified(tmp_path, capsys, with_test(table, outcome="skipped", kind="refused"))[0] == 0
+    file = INVARIANT.partition("::")[0]
+    others = [passed(name) for name in SHIPPED if not name.startswith(file)]
+    absent = passed(file, outcome="skipped", kind="not applicable", reason="the extra is not installed")
+    assert verified(tmp_path, capsys, whole(tests=[*others, absent]))[0] == 0
+    above = {"nodeid": f"{INVARIANT}[m]", "shipped": INVARIANT, "why": ABOVE}
+    less = [passed(name) for name in SHIPPED if name != INVARIANT]
+    assert verified(tmp_path, capsys, whole(tests=less, deselected=[above]))[0] == 0
+
+
+RUN, DECODER = whole()["run"], whole()["decoder"]
+LESS = [passed(name) for name in SHIPPED if name != INVARIANT]
+OURS = DECODER["providers"][0] | {"plugin": "emad-walked", "name": "reference (ours)", "foreign": False}
+FAULTY = [
+    (whole(state="running", run=RUN | {"exit_status": None}), "state='running', but expected 'complete'"),
+    (whole(state="interrupted"), "state='interrupted'"),
+    (whole(run=RUN | {"exit_status": 1}), "exit_status=1, but expected 0"),
+    (whole(run=RUN | {"failures": ["goldens updated"]}), "the run failed as a whole: goldens updated"),
+    (with_test(INVARIANT, outcome="failed", reason="assert 1\nmore"), f"{INVARIANT}[m]: failed (assert 1)"),
+    (with_test(INVARIANT, outcome="xfailed", reason="flaky"), f"{INVARIANT}: marked as an expected failure (flaky): m"),
+    (with_test(INVARIANT, outcome="skipped", kind="left out"), f"{INVARIANT}: skipped by a mark, a fixture or a hook"),
+    (
+        with_test(INVARIANT, outcome="skipped", kind="refused", reason="no"),
+        f"{INVARIANT}: the decoder declined (no): m",
+    ),
+    (with_test(INVARIANT, outcome="not reported"), f"{INVARIANT}: collected, but never run: m"),
+    (whole(tests=LESS), f"{INVARIANT}: no test of it was collected"),
+    (
+        whole(deselected=[{"nodeid": f"{INVARIANT}[n]", "shipped": INVARIANT, "why": "deselected"}]),
+        f"{INVARIANT}: deselected: n; let it run",
+    ),
+    (whole(claims=[verdict("survived", claim) for claim in list(DECIDING)[1:]]), "EMAD-E2: not decided for m: no verd"),
+    (
+        whole(claims=[verdict("not applicable", claim) | {"refused": "busy"} for claim in DECIDING]),
+        "EMAD-F2: not decided for m: not applicable (busy)",
+    ),
+    (whole(decoder=DECODER | {"providers": [*DECODER["providers"], OURS]}), "decoder: ours answered 3 of 6 requests"),
+    (
+        whole(decoder=DECODER | {"foreign": False, "providers": [OURS], "overlooked": ["conftest.py"]}),
+        "decoder: ours was judged, although conftest.py offers one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("data", "said"), FAULTY, ids=[said[:50] for _, said in FAULTY])
+def test_each_fault_is_named(tmp_path, capsys, data, said):
+    status, text = verified(tmp_path, capsys, data)
+    assert status == 1
+    assert f"{tmp_path}: {said}" in text
+
+
+def test_what_was_not_asked_of_the_run_is_asked_here(tmp_path, capsys):
+    some = [passed(name) for name in SHIPPED if name.startswith("suites/invariants")]
+    partly = whole(tests=some, claims=[verdict("survived", "EMAD-E2")], run=RUN | {"asked": ["suites/invariants"]})
+    assert verified(tmp_path, capsys, partly)[0] == 0
+    assert verified(tmp_path, capsys, partly, "--require-suite", "invariants")[0] == 0
+    status, text = verified(tmp_path, capsys, partly, "--require-suite", "invariants,fidelity")
+    assert status == 1
+    assert "suites/fidelity/test_bridge.py::test_generated_tokens_are_the_argmax_at_their_depths: no test of it" in text
+    assert "EMAD-F1" not in text
+    assert "EMAD-F1: not decided for m" in verified(tmp_path, capsys, partly, "--require-suite", "all")[1]
+
+
+def test_a_decoder_that_was_required_must_have_been_judged(tmp_path, capsys):
+    ours = whole(decoder={"name": OURS["name"], "foreign": False, "providers": [OURS], "overlooked": []})
+    assert verified(tmp_path, capsys, ours)[0] == 0
+    for wanted in ("foreign", "mylib"):
+        status, text = verified(tmp_path, capsys, ours, "--require-decoder", wanted)
+        assert status == 1
+        assert f"decoder='{wanted}' was required, but reference (ours) was judged" in text
+    assert verified(tmp_path, capsys, whole(), "--require-decoder", "ours")[0] == 1
+
+
+def test_our_own_decoder_proves_no_more_by_leaving_out(tmp_path, capsys):
+    """What a run of ours may leave open is open all the same."""
+    ours = {"name": OURS["name"], "foreign": False, "providers": [OURS], "overlooked": []}
+    assert missing(whole(tests=LESS, decoder=ours), ["suites"], SHIPPED) == []
+    assert verified(tmp_path, capsys, whole(tests=LESS, decoder=ours))[0] == 1
+
+
+def test_a_waiver_that_is_on_record_counts(tmp_path, capsys):
+    waiver = {"of": INVARIANT, "reason": "next week", "needed": True}
+    status, said = verified(tmp_path, capsys, whole(tests=LESS, waivers=[waiver]), "--require-suite", "all")
+    assert status == 0
+    assert f"waived {INVARIANT}: next week" in said
+
+
+def test_what_cannot_be_verified_is_refused(tmp_path, capsys):
+    for data, options, said in (
+        (report(), [], "expected schema 2; schema 1 does not say which tests ran"),
+        (
+            whole(),
+            ["--require-suite", "speed"],
+            "--require-suite='speed', but expected all, or a comma list of ablations",
+        ),
+        (whole(tests=[3]), [], "tests[0]=3, but expected an object"),
+    ):
+        status, text = verified(tmp_path, capsys, data, *options)
+        assert status == 1
+        assert said in text
+    assert cli.main(["verify", str(tmp_path / "none")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
