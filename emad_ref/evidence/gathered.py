@@ -21,6 +21,7 @@ from emad_ref.evidence.stopwatch import Stopwatch
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject
 from emad_ref.evidence.traces import Traces
+from emad_ref.evidence.witnessed import Witnessed
 from emad_ref.models.loading import Loaded, load
 from emad_ref.text.documents import Split
 
@@ -75,6 +76,11 @@ class Evidence:
         return Bridging(self.subject)
 
     @cached_property
+    def witnessed(self) -> Witnessed:
+        """Whether the work that the decoder under test counts is what it executes."""
+        return Witnessed(self.bridging)
+
+    @cached_property
     def traces(self) -> Traces:
         """Lens traces of three splits, and the profile."""
         return Traces(self.subject)
@@ -87,7 +93,7 @@ class Evidence:
     @cached_property
     def points(self) -> Points:
         """The operating points put forward, and what they lose and save."""
-        return Points(self.traces, self.scored)
+        return Points(self.traces, self.scored, self.witnessed)
 
     @cached_property
     def estimates(self) -> Estimates:

@@ -249,12 +249,6 @@ class Subject:
         return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
 
     @cached_property
-    def flop_evidence(self) -> str:
-        """``counted``: the decoder counts what it runs, and audits hold that against replay; else ``claimed``."""
-        with self.open(self.full) as decoder:
-            return "counted" if decoder.capabilities.counted else "claimed"
-
-    @cached_property
     def full(self) -> OperatingPoint:
         return full_depth(self.stepper.layers)
 

@@ -6,9 +6,9 @@ compiled twin. Choosing the fastest by its measured time would favour whichever 
 and baseline is a leg: the row survives only if the point is shown to be 10 % faster than each of them (an
 intersection–union test, which needs no correction), and one against which it is shown not to be falsifies it (Holm).
 
-A point that is slower than a baseline is not a matter of ten per cent: where the whole 95 % interval of a leg lies below
-1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the distance
-from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own noise.
+A point that is slower than a baseline is not a matter of ten per cent: where the whole 95 % interval of a leg lies
+below 1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the
+distance from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own noise.
 
 The time of a mix of requests is their total: a leg estimates the ratio of totals (``interval.total_ratio``).
 

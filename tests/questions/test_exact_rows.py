@@ -72,7 +72,8 @@ def test_depth_sequences_may_come_from_elsewhere(nano: Loaded):
 def test_executed_blocks_are_the_sum_of_depths(nano: Loaded):
     answer = answered(emad_e5.QUESTION, nano)
     assert answer.verdict.verdict == "survived"
-    moved, executed, decided = (leg.estimate for leg in answer.verdict.legs)
+    moved, executed, decided, _ = (leg.estimate for leg in answer.verdict.legs)
+    assert answer.verdict.legs[-1].name == "evidence: witnessed"
     assert moved == 0.0
     assert 0 < executed == decided < 1
     assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 3
