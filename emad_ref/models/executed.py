@@ -47,7 +47,7 @@ class Executed(TorchDispatchMode):
     """As a context: counts what meets the weights of ``models``, transformers LMs of our families, on this thread."""
 
     def __init__(self, *models: Any):
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._matrices = sorted((each for model in models for each in _matrices(model)), key=lambda each: each.start)
         self._starts = [each.start for each in self._matrices]
         self._met: Counter[tuple[int, str]] = Counter()  # multiply-adds
