@@ -52,7 +52,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class ModelRef:
-    """Names a model without loading it: torch stays unimported until ``load`` is called."""
+    """Names a model without loading it: torch stays unimported until ``load`` is called.
+
+    What ``load`` gives is the decoder's own copy, to change as it likes; the judge has another.
+    """
 
     name: str
     load: Callable[[], Any] = field(compare=False, repr=False)

@@ -25,6 +25,8 @@ PROMPT, DECODE, DRAFT, VERIFY, CATCH_UP = range(len(PHASES))
 READOUTS: tuple[str, ...] = ("full", "topk", "lowrank", "linear", "subset")  # kinds: rows of Work.readout_rows
 FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true hidden state, from a copied one
 
+HEAD = 0  # the head's number where it stands among layers, which count from 1
+
 StopReason = Literal["stop token", "length"]
 
 

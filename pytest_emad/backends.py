@@ -31,15 +31,15 @@ class NoDecoder(EmadError):
 
 
 class WalkedBackend:
-    """Our own provider, asked last: ``emad_ref.decoding.walked`` over the loaded model."""
+    """Our own provider, asked last: ``emad_ref.decoding.walked`` over the judge's own model, which it leaves alone."""
 
     emad_origin = "reference (ours)"
 
     @pytest.hookimpl(trylast=True)
     def pytest_emad_make_decoder(self, config: pytest.Config, request: Request) -> Decoder:
-        from emad_ref.evidence.host import walked  # imports torch: only when a decoder is really wanted
+        from emad_ref.evidence.host import ours  # imports torch: only when a decoder is really wanted
 
-        return walked(request)
+        return ours(request)
 
 
 class DistantBackend:

@@ -27,6 +27,9 @@ from emad_ref.protocol import Decoder, Request
 def pytest_emad_make_decoder(config: pytest.Config, request: Request) -> Decoder | None:
     """A decoder for ``request.model`` at ``request.point``, or None to leave the request to the next provider.
 
+    ``request.model.load()`` is a copy for the decoder alone; the judge's own model is held against its seal whenever a
+    decoder is closed, and a change of it fails the test.
+
     Ours answers last, and a run in which it answered for somebody else fails (unless ``--emad-waive decoder=REASON``):
     raise Unsupported for what cannot be served. Two foreign providers in one run are a usage error unless
     ``--emad-backend`` names one; then only that one is asked, and None from it is an error.

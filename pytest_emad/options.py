@@ -17,7 +17,7 @@ import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.evidence import values
-from emad_ref.evidence.study import BUDGETS, Budget, Study
+from emad_ref.evidence.study import BUDGETS, FLOP_EVIDENCE, Budget, Study
 from emad_ref.verdict.claims import Claim, load_register
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating
 from emad_ref.wire.address import FORMS, Address, address
@@ -48,6 +48,7 @@ class Settings:
     claims: Path | None
     golden: Path | None
     update_golden: bool
+    evidence: str
 
     @property
     def budget(self) -> Budget:
@@ -158,6 +159,12 @@ OPTIONS: tuple[Option, ...] = (
     Option("claims", values.file, None, "TOML file with other thresholds or gates for rows of the register", "FILE"),
     Option("inconclusive", values.one_of(INCONCLUSIVE), "warn", "what an inconclusive gating claim does: warn or fail"),
     Option("require", values.some_of(REQUIREMENTS), frozenset(), f"what must be decided: {', '.join(REQUIREMENTS)}"),
+    Option(
+        "evidence",
+        values.one_of(FLOP_EVIDENCE),
+        FLOP_EVIDENCE[0],
+        f"what FLOP counts must stand on at least: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
+    ),
     Option("budget", values.one_of(tuple(BUDGETS)), "smoke", f"one of {', '.join(BUDGETS)} (default: smoke)"),
     Option("seed", values.seed, 0, "seed of all sampling (default: 0)", "N"),
     Option("golden", values.folder, None, "golden data read before the shipped; where updates are written", "DIR"),

@@ -6,6 +6,7 @@
 ``generation``  the timed path emits the argmax at the depths it claims
 ``rows``        rows of a batch decide on their own
 ``timed``       what was emitted while a clock ran is what is claimed of it
+``witness``     what was seen to run is what is said to have run
 ``bridge``      teacher-forced depths and NLL equal replay's
 
 Each returns a ``Finding``; ``tolerances`` says how far numbers may differ. The oracle is a ``Lens``; NumPy only, but

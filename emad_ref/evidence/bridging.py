@@ -32,7 +32,7 @@ class Bridging:
     """One subject's bridge and probing points, made when first asked for and kept."""
 
     def __init__(self, subject: Subject):
-        self._subject = subject
+        self.subject = subject
 
     @cached_property
     def probing_point(self) -> OperatingPoint:
@@ -42,19 +42,19 @@ class Bridging:
         documents use half the layers on average, as long as hardly any signal lies so near its threshold that rounding
         decides. Shallow probes, because there depth changes what is emitted.
         """
-        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self._subject.sequences("validate", PROBED)]
-        trace = take_trace(self._subject.stepper, short)
-        layers = self._subject.stepper.layers
+        short = [replace(s, tokens=s.tokens[:PROBED_TOKENS]) for s in self.subject.sequences("validate", PROBED)]
+        trace = take_trace(self.subject.stepper, short)
+        layers = self.subject.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
         entropy = trace.entropy_nats[:, np.array(probes) - 1]
         candidates = []
         for quantile in PROBING_QUANTILES:
             thresholds = np.quantile(entropy, quantile, axis=0)
             # signals that crowd around any low quantile (entropies near zero) decide by rounding: leave that layer out
-            crowded = (np.abs(entropy - thresholds) <= self._subject.tolerance).mean(axis=0) > NEAR_TIES
+            crowded = (np.abs(entropy - thresholds) <= self.subject.tolerance).mean(axis=0) > NEAR_TIES
             thresholds = np.where(crowded, NEVER_NATS, thresholds)
             point = OperatingPoint("probing", "quantile", layers, layers, probes, (tuple(map(float, thresholds)),))
-            near = float((np.abs(entropy - thresholds) <= self._subject.tolerance).any(axis=1).mean())
+            near = float((np.abs(entropy - thresholds) <= self.subject.tolerance).any(axis=1).mean())
             away = abs(float(depths(trace, point).mean()) - layers / 2)
             candidates.append((max(near, NEAR_TIES), away, quantile, point))
         return min(candidates)[-1]
@@ -62,7 +62,7 @@ class Bridging:
     @cached_property
     def shallow_point(self) -> OperatingPoint:
         """Every token exits after the first third of the layers: depth matters most, and full-depth tokens show."""
-        layers = self._subject.stepper.layers
+        layers = self.subject.stepper.layers
         return OperatingPoint("shallow", "quantile", layers, layers, (max(1, layers // 3),), ((LARGEST_NATS,),))
 
     @cached_property
@@ -72,7 +72,7 @@ class Bridging:
 
     def bridged(self, point: OperatingPoint) -> Finding:
         """Whether replay of ``point`` speaks for the decoder under test."""
-        subject = self._subject
+        subject = self.subject
         whole = subject.sequences("evaluate", BRIDGED)[:BRIDGED]
         sequences = [replace(sequence, tokens=sequence.tokens[:BRIDGED_TOKENS]) for sequence in whole]
         replayed = [replayed_by(subject.stepper, sequence, point, subject.tolerance) for sequence in sequences]

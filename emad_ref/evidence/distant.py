@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from emad_ref.evidence.lending import judges_own
 from emad_ref.models.loading import Loaded
 from emad_ref.models.stored import save, stored_folder
 from emad_ref.protocol import Decoder, Request
@@ -26,7 +27,7 @@ class Distant:
 
     def make(self, request: Request) -> Decoder:
         """Raises Unsupported, BadArgument, DecoderFailed: as ``wire.remote.Remote.open``."""
-        loaded: Loaded = request.model.load()
+        loaded = judges_own() or request.model.load()  # only told where it lies: no copy is needed here
         model = Model(
             loaded.name,
             str(stored_folder(loaded) or self._save(loaded)),

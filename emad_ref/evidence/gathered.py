@@ -13,6 +13,7 @@ from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.exits import Exits
 from emad_ref.evidence.host import Host
+from emad_ref.evidence.lending import Lending, copied
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.rivals import Rivals
 from emad_ref.evidence.scored import Scored
@@ -20,6 +21,7 @@ from emad_ref.evidence.stopwatch import Stopwatch
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject
 from emad_ref.evidence.traces import Traces
+from emad_ref.evidence.witnessed import Witnessed
 from emad_ref.models.loading import Loaded, load
 from emad_ref.text.documents import Split
 
@@ -30,9 +32,9 @@ SHIFTED = {"world:premise": "world:mixed", "world:mixed": "world:premise"}  # co
 class Evidence:
     """``subject``: model, text, decoders, oracles. The other members are derived from it, by kind of question."""
 
-    def __init__(self, loaded: Loaded, study: Study, host: Host):
+    def __init__(self, loaded: Loaded, study: Study, host: Host, lending: Lending | None = None):
         self.loaded, self.study, self.host = loaded, study, host
-        self.subject = Subject(loaded, study, host)
+        self.subject = Subject(loaded, study, host, lending)
 
     def check(self) -> None:
         """What every question needs, tried before the first is asked, so that its absence is said once.
@@ -74,6 +76,11 @@ class Evidence:
         return Bridging(self.subject)
 
     @cached_property
+    def witnessed(self) -> Witnessed:
+        """Whether the work that the decoder under test counts is what it executes."""
+        return Witnessed(self.bridging)
+
+    @cached_property
     def traces(self) -> Traces:
         """Lens traces of three splits, and the profile."""
         return Traces(self.subject)
@@ -86,7 +93,7 @@ class Evidence:
     @cached_property
     def points(self) -> Points:
         """The operating points put forward, and what they lose and save."""
-        return Points(self.traces, self.scored)
+        return Points(self.traces, self.scored, self.witnessed)
 
     @cached_property
     def estimates(self) -> Estimates:
@@ -111,8 +118,8 @@ class Evidence:
     # ------------------------------------------------------------ other models and corpora
 
     def of(self, loaded: Loaded) -> Evidence:
-        """Evidence about another model (a copy of this one) under the same study, from the same host."""
-        return Evidence(loaded, self.study, self.host)
+        """Evidence about a model made in memory (a copy of this one) under the same study, from the same host."""
+        return Evidence(loaded, self.study, self.host, Lending(loaded, copied))
 
     @cached_property
     def shifted(self) -> Evidence | None:
@@ -120,9 +127,9 @@ class Evidence:
         other = SHIFTED.get(self.corpus, None if self.corpus == "self" else "self")
         if other is None or not self.loaded.trained:
             return None
-        return Evidence(self.loaded, replace(self.study, corpus=other, profile=None), self.host)
+        return Evidence(self.loaded, replace(self.study, corpus=other, profile=None), self.host, self.subject.lending)
 
     def beside(self, name: str) -> Evidence:
         """Evidence of another model under the same study."""
         loaded = load(name, device=self.study.device, dtype=self.subject.stepper.dtype, seed=self.study.seed)
-        return self.of(loaded)
+        return Evidence(loaded, self.study, self.host)

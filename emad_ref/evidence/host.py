@@ -7,13 +7,24 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.evidence.lending import judges_own
+from emad_ref.models.loading import Loaded
 from emad_ref.protocol import Decoder, Request
 
 
 def walked(request: Request) -> Decoder:
-    """Our own decoder for a request, over the loaded model's stepper."""
+    """Our own decoder for a request, over what the request lends: what anybody may build on."""
+    return _walking(request, request.model.load())
+
+
+def ours(request: Request) -> Decoder:
+    """The same over the judge's own model, where a subject is asking; it needs no copy."""
+    return _walking(request, judges_own() or request.model.load())
+
+
+def _walking(request: Request, loaded: Loaded) -> Decoder:
     return WalkedDecoder(
-        request.model.load().stepper,
+        loaded.stepper,
         request.point,
         seed=request.seed,
         max_rows=request.max_rows,
@@ -30,5 +41,5 @@ def standard_error() -> TextIO | None:
 class Host:
     """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr."""
 
-    make_decoder: Callable[[Request], Decoder] = walked
+    make_decoder: Callable[[Request], Decoder] = ours
     bars: Callable[[], TextIO | None] = standard_error

@@ -76,7 +76,7 @@ def _row(points: Points, loss: Loss, tasks: Mapping[str, TaskAt], interval: Inte
         "depth_p90": loss.depth_p90,
         "depth_shares": {str(depth): share for depth, share in loss.depth_shares.items()},
         "depth_by_position": depth_by_position(evaluation, depths(evaluation, loss.point)),
-        "flop_evidence": subject.flop_evidence,
+        "flop_evidence": points.witnessed.evidence,
         "gross_reduction": loss.gross_reduction,
         "net_reduction": loss.net_reduction,
         "perplexity_reference": points.full_loss.perplexity,

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.traces import Traces
+from emad_ref.evidence.witnessed import Witnessed
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import apart, spelled
 from emad_ref.sweep.families import SETTINGS
@@ -39,8 +40,8 @@ class PointEvidence:
 class Points:
     """Taken when first asked for and kept."""
 
-    def __init__(self, traces: Traces, scored: Scored):
-        self.traces, self.scored = traces, scored
+    def __init__(self, traces: Traces, scored: Scored, witnessed: Witnessed):
+        self.traces, self.scored, self.witnessed = traces, scored, witnessed
         self.subject = traces.subject
 
     @cached_property

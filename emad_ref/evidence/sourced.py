@@ -20,6 +20,10 @@ class Sourced:
         self._decoder, self._source = decoder, source
 
     @property
+    def wrapped(self) -> Decoder:
+        return self._decoder
+
+    @property
     def capabilities(self) -> Capabilities:
         return self._decoder.capabilities
 

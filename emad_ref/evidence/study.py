@@ -51,6 +51,9 @@ BUDGETS: dict[str, Budget] = {
 }
 
 
+FLOP_EVIDENCE = ("claimed", "timed", "witnessed")  # from least to most: ``evidence.witnessed`` says what they are
+
+
 @dataclass(frozen=True)
 class Study:
     """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.

@@ -26,14 +26,17 @@ from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, window_of, windows
 from emad_ref.decoding.selftext import own_documents
+from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import EmadError
-from emad_ref.evidence.host import Host
+from emad_ref.evidence.host import Host, ours
+from emad_ref.evidence.lending import Lending
 from emad_ref.evidence.sourced import Sourced
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import Loaded, load
+from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Decoder, ModelRef, Prompt, Request
+from emad_ref.protocol import Decoder, Prompt, Request
 from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
@@ -48,18 +51,21 @@ class Subject:
     """One loaded model under one study.
 
     Questions about quality ask ``without_quality`` first: a reason, or "" where quality means something.
+    ``lending``: what decoders are lent in place of the judge's own model; None: a copy from where it came.
     """
 
-    def __init__(self, loaded: Loaded, study: Study, host: Host):
+    def __init__(self, loaded: Loaded, study: Study, host: Host, lending: Lending | None = None):
         self.loaded, self.study, self._host = loaded, study, host
         self.data, self.seed, self.budget = study.data, study.seed, study.budget
-        self.ref = ModelRef(loaded.name, lambda: loaded)
+        self.lending = lending or Lending(loaded)
         self._read: dict[Split, tuple[list[Ints], Iterator[Ints]]] = {}
 
     # ------------------------------------------------------------ model and text
 
     @property
     def stepper(self) -> Stepper:
+        """The judge's own. Raises Meddled where its model is no longer what it was."""
+        self.lending.require_whole()
         return self.loaded.stepper
 
     @property
@@ -199,29 +205,48 @@ class Subject:
     # ------------------------------------------------------------ decoders
 
     def decoder(self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0) -> Decoder:
-        """A decoder from the host; the caller closes it (or uses ``open``).
+        """A decoder from the host; the caller closes it, or uses ``open``, which looks at the judge's model afterwards.
 
         Raises:
             Unsupported: the provider declines this request.
         """
-        decoder = self._host.make_decoder(Request(self.ref, point, self.seed + seed, max_rows, temperature))
+        if self._host.make_decoder is not ours:
+            self.lending.seal()
+        with self.lending.asking():
+            decoder = self._host.make_decoder(Request(self.lending.ref, point, self.seed + seed, max_rows, temperature))
         return decoder if self.source is None else Sourced(decoder, self.source)
 
     @contextmanager
     def open(
         self, point: OperatingPoint, *, max_rows: int = 1, temperature: float = 0.0, seed: int = 0
     ) -> Iterator[Decoder]:
-        decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
+        """The same, closed after the block.
+
+        Raises:
+            Unsupported: the provider declines this request.
+            Meddled: somebody else's decoder changed the judge's model, or what it runs in.
+        """
+        before, foreign = Surroundings(), self._host.make_decoder is not ours
+        try:
+            decoder = self.decoder(point, max_rows=max_rows, temperature=temperature, seed=seed)
+        except Exception:
+            if foreign:
+                self.lending.require_untouched(before)
+            raise
+        foreign = foreign and not self.is_ours(decoder)
         try:
             yield decoder
         finally:
+            if foreign:
+                self.lending.look()  # what is there while others run may be gone once it is closed
             decoder.close()
+            if foreign:
+                self.lending.require_untouched(before)
 
-    @cached_property
-    def flop_evidence(self) -> str:
-        """``counted``: the decoder counts what it runs, and audits hold that against replay; else ``claimed``."""
-        with self.open(self.full) as decoder:
-            return "counted" if decoder.capabilities.counted else "claimed"
+    def is_ours(self, decoder: Decoder) -> bool:
+        """Whether it is our own, over the judge's model, and not one that passes for it."""
+        plain = decoder.wrapped if isinstance(decoder, Sourced) else decoder
+        return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
 
     @cached_property
     def full(self) -> OperatingPoint:

@@ -26,6 +26,7 @@ from emad_ref.questions.early_exit_flops import (
     pruned,
 )
 from emad_ref.questions.early_exits import EXIT_SETTINGS, SAME_SCORES, on_items, unasked, untold
+from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import corrected, row, weighed
 
@@ -77,7 +78,8 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 
     def judged() -> Verdict:
         counted = pruned(exits, *RULES, exits.counting)
-        return decide(Found(never, papers, counted, exits.missing, exits.unsolved), asked)
+        verdict = decide(Found(never, papers, counted, exits.missing, exits.unsolved), asked)
+        return with_evidence(verdict, evidence.witnessed)
 
     return on_items(evidence, asked, judged)
 

@@ -12,6 +12,7 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exit_flops import Pruned, part_legs, pruned
 from emad_ref.questions.early_exits import on_items
+from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import estimated, row
 
@@ -35,7 +36,11 @@ def decide(found: Found, asked: Asked) -> Verdict:
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From answers under softmax response with fixed and with decaying pruning."""
     exits, rules = evidence.exits, ("softmax, fixed", "softmax, decaying")
-    return on_items(evidence, asked, lambda: decide(Found(pruned(exits, *rules, exits.settings)), asked))
+
+    def judged() -> Verdict:
+        return with_evidence(decide(Found(pruned(exits, *rules, exits.settings)), asked), evidence.witnessed)
+
+    return on_items(evidence, asked, judged)
 
 
 QUESTION = Question("EE-2", "model", answer)

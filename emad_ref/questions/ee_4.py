@@ -23,6 +23,7 @@ from emad_ref.questions.early_exit_flops import (
     pruned,
 )
 from emad_ref.questions.early_exits import on_items, unasked
+from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import estimated, row
 
@@ -57,7 +58,11 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     if absence is not None and own:
         verdict = decide(Found(never, missing=instead_of_items(absence)), asked)
         return Answer(verdict, evidence.corpus, evidence.fingerprint)
-    return on_items(evidence, asked, lambda: decide(Found(never, pruned(exits, *RULES, exits.settings)), asked))
+
+    def judged() -> Verdict:
+        return with_evidence(decide(Found(never, pruned(exits, *RULES, exits.settings)), asked), evidence.witnessed)
+
+    return on_items(evidence, asked, judged)
 
 
 QUESTION = Question("EE-4", "model", answer)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from emad_ref.evidence.flatness import Gain, gain_of
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.questions.premises import quality_premise
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.interval import profile_slope
@@ -48,6 +49,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     if verdict is None:
         traces = evidence.traces
         verdict = decide(Found(traces.entropy_sums, traces.lengths, gain_of(evidence.rivals)), asked)
+        verdict = with_evidence(verdict, evidence.witnessed)
     return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 

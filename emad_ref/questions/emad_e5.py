@@ -15,6 +15,7 @@ import numpy as np
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.protocol import Decoder, Unsupported
 from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.record import Ints
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.exact import judge_exact
@@ -60,7 +61,8 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
         if not decoder.capabilities.counted:
             raise Unsupported("the decoder does not count its work")
         found = blocks_of(evidence, decoder)
-    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint)
+    verdict = with_evidence(decide(found, asked), evidence.witnessed)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
 
 
 def blocks_of(evidence: Evidence, decoder: Decoder) -> Found:

@@ -129,6 +129,27 @@ class FullTokensInGenerate(FullTokens):
         return super().shown(row, hidden, depth) if self.generating else CachedSession.shown(self, row, hidden, depth)
 
 
+class Routed(CachedSession):
+    """Every layer runs at every step, routers are applied afterwards, and the blocks above are not counted."""
+
+    def shown(self, row: Row, hidden: Tensor, depth: int) -> Floats:
+        work, self.work = self.work, Work.none(self.point.layers)
+        deeper = hidden
+        for layer in range(depth + 1, self.point.layers + 1):
+            deeper = self.run(row, deeper, layer)
+        self.work = work
+        return super().shown(row, hidden, depth)
+
+
+class ReadEverywhere(CachedSession):
+    """The head reads every layer, whatever the rule asks for."""
+
+    def run(self, row: Row, hidden: Tensor, layer: int) -> Tensor:
+        made = super().run(row, hidden, layer)
+        self.head(made)
+        return made
+
+
 class WrongRow(CachedSession):
     """Answers come back one row off."""
 
@@ -191,6 +212,10 @@ class Truncating(CachedDecoder):
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         return super().generate(prompts, max_new - 3, stop)
+
+
+# what only a witness of executed work sees: all they say of themselves is right
+AllLayersThenRoute, ReadsEveryLayer = with_session(Routed), with_session(ReadEverywhere)
 
 
 class DeafToStop(CachedDecoder):

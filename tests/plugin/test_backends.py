@@ -63,7 +63,7 @@ def test_ours_answers_last_and_can_be_named(
     import types
 
     stand_in = types.ModuleType("emad_ref.evidence.host")
-    stand_in.walked = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
+    stand_in.ours = lambda request: [request.model.name, request.point.name]  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
     ours = ["m", "full depth"]
     project.makepyfile(**provider("one", "return None"), test_it=ASK.format(expected=ours))

@@ -26,6 +26,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "claims": ("claims.toml", "claims.toml"),
     "inconclusive": ("fail", "fail"),
     "require": ("energy,golden", frozenset({"energy", "golden"})),
+    "evidence": ("timed", "timed"),
     "budget": ("standard", BUDGETS["standard"]),
     "seed": ("7", 7),
     "golden": ("goldens", "goldens"),

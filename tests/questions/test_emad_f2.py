@@ -70,6 +70,30 @@ def test_what_sleeps_beside_generate_is_falsified_however_slow_full_depth_is(own
     assert judged({1: timed(2.0, generate=own)}).verdict == "falsified"
 
 
+NOISY = {"spread": 0.4, "seed": 2}  # a machine that does something else besides
+CROWD = 120  # legs of the run's other rows
+
+
+def test_slower_than_a_baseline_is_falsified_where_holm_alone_would_leave_it_open():
+    verdict = judged({1: timed(1.3, **NOISY, generate=0.75)}, other_legs=CROWD)
+    found = {leg.name: leg for leg in verdict.legs}
+    slower = found["batch 1, against generate"]
+    assert slower.interval[1] < 1
+    assert slower.p_falsify * CROWD > 0.05
+    assert (verdict.verdict, slower.outcome) == ("falsified", "falsified")
+    assert "slower than this baseline" in slower.reason
+    assert found["batch 1, against full depth"].outcome == "inconclusive"
+
+
+def test_what_may_still_be_as_fast_as_the_baseline_is_not_called_slower():
+    verdict = judged({1: timed(1.3, **NOISY, generate=0.95)}, other_legs=CROWD)
+    assert verdict.verdict == "inconclusive"
+
+
+def test_too_few_pairs_say_nothing_of_slowness_either():
+    assert judged({1: timed(0.5, n=29)}).verdict == "inconclusive"
+
+
 def test_the_fastest_baseline_is_not_chosen_by_the_noise_that_favoured_it():
     """Two baselines of one speed, each at the threshold: whichever looks slower does not let the row survive."""
     survived = sum(

@@ -72,15 +72,19 @@ def test_depth_sequences_may_come_from_elsewhere(nano: Loaded):
 def test_executed_blocks_are_the_sum_of_depths(nano: Loaded):
     answer = answered(emad_e5.QUESTION, nano)
     assert answer.verdict.verdict == "survived"
-    moved, executed, decided = (leg.estimate for leg in answer.verdict.legs)
+    *legs, evidence = answer.verdict.legs
+    moved, executed, decided = (leg.estimate for leg in legs)
+    assert evidence.name == "evidence: witnessed"
     assert moved == 0.0
     assert 0 < executed == decided < 1
-    assert [leg.n for leg in answer.verdict.legs] == [emad_e5.REQUESTS] * 3
+    assert [leg.n for leg in legs] == [emad_e5.REQUESTS] * 3
     assert (answer.corpus, answer.fingerprint) == ("self", nano.fingerprint)
 
 
 def test_work_that_is_not_counted_cannot_be_compared(nano: Loaded):
-    answer = answered(emad_e5.QUESTION, nano, Host(lambda request: ForeignDecoder(nano.model, request.point)))
+    answer = answered(
+        emad_e5.QUESTION, nano, Host(lambda request: ForeignDecoder(request.model.load().model, request.point))
+    )
     assert answer.verdict.verdict == "not applicable"
     assert answer.verdict.reason == "the decoder does not count its work"
 

@@ -18,7 +18,13 @@ SLOWER = {"full depth": 1.0, "generate": 0.9}  # speeds of baselines, full depth
 COMPILED = {"full depth": 0.8, "generate": 0.7, "compiled generate": 1.0}
 
 
-def timed(*ratios: float, speeds: Mapping[str, float] = SLOWER, pairs: int = PAIRS, unusable: str = ""):
+def timed(
+    *ratios: float,
+    speeds: Mapping[str, float] = SLOWER,
+    pairs: int = PAIRS,
+    unusable: str = "",
+    noise: float = NOISE,
+):
     """Per batch size, the point ``ratio`` times as fast as a baseline of speed 1."""
 
     def found(rng: np.random.Generator) -> Found:
@@ -27,7 +33,7 @@ def timed(*ratios: float, speeds: Mapping[str, float] = SLOWER, pairs: int = PAI
             mood = 0.2 * np.exp(0.3 * rng.standard_normal(pairs))
 
             def seconds(speed: float, mood: np.ndarray = mood) -> ByPair:
-                return ByPair(mood * np.exp(NOISE * rng.standard_normal(pairs)) / speed)
+                return ByPair(mood * np.exp(noise * rng.standard_normal(pairs)) / speed)
 
             baselines = {name: seconds(speed) for name, speed in speeds.items()}
             batches[batch] = Timed(seconds(ratio), baselines)
@@ -94,6 +100,8 @@ CASES = [
     Case("half the threshold's gain, 60 pairs", "fails", timed(1.05, pairs=60), draws=30, least=0.8),
     Case("the same arm twice", "fails", the_same_twice, draws=30),
     Case("slower than generate", "fails", timed(1.3, speeds={"full depth": 1.0, "generate": 1.5}), draws=30),
+    Case("slower than generate, on a machine that does something else besides", "fails",
+         timed(1.3, speeds={"full depth": 1.0, "generate": 1.9}, noise=0.3), draws=30, least=0.8),
     Case("faster than generate, by less than a tenth", "fails",
          timed(1.3, speeds={"full depth": 1.0, "generate": 1.26}), draws=30, least=0.8),
     Case("slower than compiled steps alone", "fails", timed(0.9, speeds=COMPILED), draws=30),
@@ -101,6 +109,8 @@ CASES = [
     *celled("faster by the threshold", "edge", lambda n, _: timed(1.1, pairs=n), icc=(0.0,), draws=20),
     *celled("by the threshold, at two batch sizes and against each of three", "edge",
             lambda n, _: timed(1.1, 1.1, speeds=dict.fromkeys(COMPILED, 1.0), pairs=n), icc=(0.0,), draws=20),
+    *celled("by the threshold, on a machine that does something else besides", "edge",
+            lambda n, _: timed(1.1, speeds=dict.fromkeys(COMPILED, 1.0), pairs=n, noise=0.4), icc=(0.0,), draws=20),
     *celled("a mix of requests by the threshold", "edge", lambda n, _: mixed(1.1, n), icc=(0.0,), draws=20),
     *celled("twice the threshold's gain, two batch sizes", "power", lambda n, _: timed(1.2, 1.2, pairs=n),
             icc=(0.0,), wanted="survived"),

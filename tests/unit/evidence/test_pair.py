@@ -16,7 +16,7 @@ from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.host import Host, walked
+from emad_ref.evidence.host import Host, ours
 from emad_ref.evidence.pair import constants, timing
 from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, longest
 from emad_ref.evidence.pair.asked import TEXTS
@@ -49,7 +49,7 @@ def models():
     return tuple(load(name) for name in NAMES)
 
 
-def paired(small, large, make=walked, size=None, **study) -> Pair:
+def paired(small, large, make=ours, size=None, **study) -> Pair:
     return Pair(small, large, Study(**study), Host(make), names=NAMES, savings=SAVINGS, size=size)
 
 
@@ -366,11 +366,11 @@ def test_acceptance_is_of_all_runs_together(bundled) -> None:
 def refusing(request):
     if request.point.schedule == "free_deferred":
         raise Unsupported("depth never rises here")
-    return walked(request)
+    return ours(request)
 
 
 def shallow_only(request):
-    decoder = walked(request)
+    decoder = ours(request)
     decoder.capabilities = replace(decoder.capabilities, deepens=False)
     return decoder
 
@@ -386,7 +386,7 @@ def test_a_decoder_that_cannot_draft_for_itself_says_why(models, make, reason) -
         pair.answers.self_speculated(4, *ITEMS)
 
 
-@pytest.mark.parametrize(("make", "more"), [(walked, {"self-speculative"}), (refusing, set())])
+@pytest.mark.parametrize(("make", "more"), [(ours, {"self-speculative"}), (refusing, set())])
 def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, monkeypatch, make, more) -> None:
     pair = paired(*models, make)
     pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
@@ -548,7 +548,7 @@ def test_one_constant_at_a_time_is_varied_and_never_against_itself(bundled) -> N
     assert runs == [least for least in LEAST_RUNS if least != own.least_run]
 
 
-@pytest.mark.parametrize(("make", "reason"), [(walked, ""), (refusing, "depth never rises here")])
+@pytest.mark.parametrize(("make", "reason"), [(ours, ""), (refusing, "depth never rises here")])
 def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reason) -> None:
     pair = paired(*models, make, FEW)
     pair.rules.__dict__["compared"] = {TASK: worth()}

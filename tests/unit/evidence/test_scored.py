@@ -191,7 +191,7 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Ma
 
     def foreign(request: Any) -> ForeignDecoder:
         asked.append(request.point.name)
-        return ForeignDecoder(nano.model, request.point)
+        return ForeignDecoder(request.model.load().model, request.point)
 
     theirs, ours = made("arc_easy", decoder=foreign, journal=tmp_path / "journal"), made("arc_easy")
     for point in (FULL, EARLY):
@@ -206,7 +206,7 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Ma
 def test_what_a_foreign_decoder_gets_wrong_counts(made: Make, nano: Loaded) -> None:
     """Scores come from the decoder under test: one that always exits first is not full depth."""
     shallow = fixed_entropy(4, (1,), 1e9)
-    lying = made("wikitext", decoder=lambda request: ForeignDecoder(nano.model, shallow), limit=1)
+    lying = made("wikitext", decoder=lambda request: ForeignDecoder(request.model.load().model, shallow), limit=1)
     honest = made("wikitext", limit=1)
     wrong, right = (run.scored.published.result("wikitext", FULL).scores for run in (lying, honest))
     assert np.abs(wrong - right).max() > 0.01

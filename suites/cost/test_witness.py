@@ -1,0 +1,24 @@
+"""On what do FLOP counts stand: was the work seen, does it show in time, or is it claimed? The machine to itself."""
+
+from __future__ import annotations
+
+import pytest
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.study import FLOP_EVIDENCE
+from pytest_emad.auditing import Auditor
+from pytest_emad.options import Settings
+from pytest_emad.recording import Recorder
+
+
+@pytest.mark.emad(measures=True)
+def test_flop_counts_stand_on_what_was_asked_for(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_record: Recorder, emad_settings: Settings
+) -> None:
+    witnessed, asked = emad_evidence.witnessed, emad_settings.evidence
+    if witnessed.finding.passed is False:
+        emad_audit(witnessed.finding)
+    said = f"{emad_evidence.name}: FLOP counts are {witnessed.evidence}: {witnessed.finding.detail}"
+    emad_record.note(said)
+    if FLOP_EVIDENCE.index(witnessed.evidence) < FLOP_EVIDENCE.index(asked):
+        pytest.fail(f"{said}; --emad-evidence {asked} asks for more", pytrace=False)

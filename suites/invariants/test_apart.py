@@ -1,0 +1,28 @@
+"""Judge and judged: is the judge's own model left alone, and is the work that is counted the work that runs?"""
+
+from __future__ import annotations
+
+import pytest
+
+from emad_ref.evidence.gathered import Evidence
+from pytest_emad.auditing import Auditor
+
+NEW, ROWS, LENGTH = 8, 2, 8
+
+
+@pytest.mark.parametrize("kind", ["full depth", "probing"])
+def test_the_judges_model_is_left_alone(emad_evidence: Evidence, kind: str) -> None:
+    """``open`` looks at it afterwards, and says what has changed: here, and in every other test."""
+    subject = emad_evidence.subject
+    point = subject.full if kind == "full depth" else emad_evidence.bridging.probing_point
+    prompts = subject.prompts(ROWS, LENGTH)
+    before = subject.own_greedy(prompts, NEW)
+    with subject.open(point, max_rows=ROWS) as decoder:
+        decoder.generate(prompts, NEW, frozenset())
+    assert (subject.own_greedy(prompts, NEW) == before).all(), "the model's own generate says something else now"
+
+
+def test_counted_work_is_the_work_that_runs(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+    """What runs where nobody looks is no complaint: ``suites/cost`` asks the clock."""
+    if emad_evidence.witnessed.seen.passed is False:
+        emad_audit(emad_evidence.witnessed.seen)

@@ -1,0 +1,144 @@
+"""Decoders that reach for the judge's own model, or for what it runs in; each is honest in all it says.
+
+``CHANGES`` and ``AROUND`` map the name of a defect to what is done, and to the words by which it must be named.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import GPTNeoXForCausalLM
+
+from emad_ref.point import OperatingPoint
+from tests.decoders.cached import CachedDecoder
+
+SLEEP_S = 0.005
+
+
+def other_models(mine: nn.Module) -> list[Any]:
+    """Every model of the process but the decoder's own: nothing in the protocol leads to them."""
+    found = [each for each in gc.get_objects() if type(each) is GPTNeoXForCausalLM and each is not mine]
+    assert found, "the judge's model is somewhere"
+    return found
+
+
+def dawdle(*_: Any) -> None:
+    time.sleep(SLEEP_S)
+
+
+def change_a_weight(model: Any) -> None:
+    model.gpt_neox.layers[1].mlp.dense_h_to_4h.weight.data[3, 5] += 1
+
+
+def zero_the_upper_half(model: Any) -> None:
+    for block in model.gpt_neox.layers[len(model.gpt_neox.layers) // 2 :]:
+        for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):
+            matrix.weight.data.zero_()
+            matrix.bias.data.zero_()
+
+
+def turn_the_positions(model: Any) -> None:
+    model.gpt_neox.rotary_emb.inv_freq.mul_(2)
+
+
+def leave_a_hook(model: Any) -> None:
+    model.gpt_neox.layers[0].register_forward_hook(lambda module, given, out: None)
+
+
+def slow_the_baseline(model: Any) -> None:
+    model.gpt_neox.layers[2].register_forward_pre_hook(dawdle)
+
+
+def replace_a_forward(model: Any) -> None:
+    block = model.gpt_neox.layers[1]
+    block.forward = lambda hidden, *given, **named: hidden
+
+
+def put_another_weight_in_its_place(model: Any) -> None:
+    layer = model.gpt_neox.layers[1].attention.dense
+    layer.weight = nn.Parameter(layer.weight.detach() * 2)
+
+
+def do_without_a_cache(model: Any) -> None:
+    model.generation_config.use_cache = False
+
+
+def train(model: Any) -> None:
+    model.gpt_neox.layers[0].train()
+
+
+CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "a weight in place": (change_a_weight, "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"),
+    "upper layers zeroed": (zero_the_upper_half, "gpt_neox.layers.2.attention.dense.weight"),
+    "positions turned": (turn_the_positions, "gpt_neox.rotary_emb.inv_freq"),
+    "another weight in its place": (put_another_weight_in_its_place, "gpt_neox.layers.1.attention.dense.weight"),
+    "a hook left": (leave_a_hook, "gpt_neox.layers.0 (forward hooks)"),
+    "a hook that sleeps": (slow_the_baseline, "gpt_neox.layers.2 (forward pre hooks)"),
+    "a forward replaced": (replace_a_forward, "gpt_neox.layers.1 (forward)"),
+    "generate without a cache": (do_without_a_cache, "generation_config"),
+    "training mode": (train, "gpt_neox.layers.0 (training mode)"),
+}
+
+
+def one_thread_more() -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+def another_precision() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def a_slow_linear() -> None:
+    fast = torch.nn.functional.linear
+
+    def slow(*given: Any) -> Any:
+        time.sleep(SLEEP_S)
+        return fast(*given)
+
+    torch.nn.functional.linear = slow
+
+
+def a_clock_that_runs_late() -> None:
+    right = time.perf_counter
+    time.perf_counter = lambda: right() / 2
+
+
+def a_hook_on_every_module() -> None:
+    nn.modules.module.register_module_forward_pre_hook(dawdle)
+
+
+AROUND: dict[str, tuple[Callable[[], None], str]] = {
+    "threads": (one_thread_more, "torch.set_num_threads"),
+    "default dtype": (another_precision, "torch.set_default_dtype"),
+    "a slow linear": (a_slow_linear, "linear was replaced"),
+    "a clock that runs late": (a_clock_that_runs_late, "perf_counter was replaced"),
+    "a hook on every module": (a_hook_on_every_module, "_global_forward_pre_hooks"),
+}
+
+
+def meddling(change: Callable[[Any], None]) -> type[CachedDecoder]:
+    """An honest decoder that does ``change`` to every model of the process but its own."""
+
+    class Meddling(CachedDecoder):
+        def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint):
+            super().__init__(model, point)
+            for other in other_models(model):
+                change(other)
+
+    return Meddling
+
+
+def careless(change: Callable[[], None]) -> type[CachedDecoder]:
+    """An honest decoder that does ``change`` to the process."""
+
+    class Careless(CachedDecoder):
+        def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint):
+            super().__init__(model, point)
+            change()
+
+    return Careless

@@ -1,0 +1,58 @@
+"""Suites as a user runs them: who reaches for the judge's model is named, and who runs more than it counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.suites.conftest import Run, text_of
+
+HOOK = """
+from tests.decoders.{module} import {names}
+
+def pytest_emad_make_decoder(config, request):
+    return {made}(request.model.load().model, request.point)
+"""
+APART, WITNESS = "invariants/test_apart.py", "cost/test_witness.py"
+
+
+def hook(module: str, names: str, made: str = "") -> str:
+    return HOOK.format(module=module, names=names, made=made or names)
+
+
+ALONE = f"{APART}::test_the_judges_model_is_left_alone"
+
+
+def test_who_reaches_for_the_judges_model_is_named(pytester: pytest.Pytester, judge_apart: Run, tiny: Path) -> None:
+    """In a process of its own: such a decoder changes every model that it finds."""
+    pytester.makeconftest(hook("meddling", "CHANGES, meddling", "meddling(CHANGES['a hook that sleeps'][0])"))
+    result = judge_apart(ALONE, more=(".",), model=tiny)
+    result.assert_outcomes(failed=2)
+    assert "Meddled: the judge's own model was changed: gpt_neox.layers.2 (forward pre hooks)" in text_of(result)
+
+
+def test_who_changes_what_it_runs_in_is_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
+    pytester.makeconftest(hook("meddling", "AROUND, careless", "careless(AROUND['a slow linear'][0])"))
+    result = judge(ALONE, more=(".",), model=tiny)
+    result.assert_outcomes(failed=2)
+    assert "torch.nn.functional.linear was replaced" in text_of(result)
+
+
+def test_layers_that_run_before_a_router_chooses_are_named(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
+    pytester.makeconftest(hook("defective", "AllLayersThenRoute"))
+    result = judge(APART, "invariants/test_depth.py", more=(".",), model=tiny)
+    result.assert_outcomes(passed=6, failed=1)
+    assert "audit witness: request" in text_of(result)
+    assert "but its record counts" in text_of(result)
+
+
+def test_a_gate_may_ask_for_more_than_a_claim(pytester: pytest.Pytester, judge: Run, tiny: Path) -> None:
+    pytester.makeconftest(hook("foreign", "ForeignDecoder"))
+    judge(WITNESS, more=(".",), model=tiny).assert_outcomes(passed=1)
+    asked = judge(WITNESS, more=(".",), model=tiny, evidence="timed")
+    asked.assert_outcomes(failed=1)
+    assert "FLOP counts are claimed: the decoder does not count its work" in text_of(asked)
+    assert "--emad-evidence timed asks for more" in text_of(asked)
+    pytester.makeconftest(hook("cached", "CachedDecoder"))
+    judge(WITNESS, more=(".",), model=tiny, evidence="witnessed").assert_outcomes(passed=1)

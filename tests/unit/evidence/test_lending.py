@@ -1,0 +1,252 @@
+"""Judge and judged are apart: a decoder has a copy of its own, and whoever reaches for the judge's model is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host, ours, walked
+from emad_ref.evidence.lending import Lending, OtherWeights, copied, judges_own
+from emad_ref.evidence.study import Study
+from emad_ref.evidence.subject import Subject
+from emad_ref.models import seal
+from emad_ref.models.loading import Loaded, load
+from emad_ref.models.quantised import int8_copy
+from emad_ref.models.seal import Meddled, Seal
+from emad_ref.protocol import ModelRef, Request, Unsupported
+from tests.decoders.cached import CachedDecoder
+from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.meddling import AROUND, CHANGES, careless, dawdle, meddling
+from tests.decoders.meddling import change_a_weight as change
+
+STUDY = Study(corpus="self")
+
+
+@pytest.fixture
+def nano() -> Loaded:
+    """Fresh: these tests change it."""
+    return load("emad-nano")
+
+
+def under(loaded: Loaded, decoder: type, study: Study = STUDY) -> Subject:
+    """``loaded`` beside a decoder of somebody else's, made as a hook would make it."""
+    return Subject(loaded, study, Host(lambda request: decoder(request.model.load().model, request.point)))
+
+
+def decoded(subject: Subject) -> np.ndarray:
+    (prompt,) = subject.prompts(1, 4)
+    with subject.open(subject.full) as decoder:
+        return decoder.generate([prompt], 3, frozenset()).emitted[0]
+
+
+# ------------------------------------------------------------ the copy
+
+
+def test_a_decoder_gets_a_copy_that_is_equal_and_nowhere_the_same(nano):
+    copy = Lending(nano).ref.load()
+    assert copy.fingerprint == nano.fingerprint
+    assert copy.facts == nano.facts
+    mine, theirs = ({tensor.data_ptr() for tensor in each.model.parameters()} for each in (nano, copy))
+    assert not mine & theirs
+
+
+def test_the_copy_is_loaded_when_asked_for_and_once(nano):
+    asked = []
+    lending = Lending(nano, lambda loaded: asked.append(loaded) or copied(loaded))
+    assert (asked, lending.copies) == ([], ())
+    assert lending.ref.load() is lending.ref.load() is lending.copies[0]
+    assert asked == [nano]
+
+
+def test_the_copy_of_random_weights_is_drawn_from_the_same_seed():
+    loaded = load("random:emad-nano", seed=7, dtype=torch.float64)
+    copy = Lending(loaded).copy
+    assert copy.fingerprint == loaded.fingerprint
+    assert copy.facts == loaded.facts
+
+
+def test_files_that_changed_in_between_are_an_error(nano):
+    lending = Lending(dataclasses.replace(nano, fingerprint="0" * 64))
+    with pytest.raises(OtherWeights, match=r"name='emad-nano'.*its second copy.*has the fingerprint"):
+        lending.ref.load()
+
+
+def test_a_model_made_in_memory_is_copied_there(nano):
+    int8 = int8_copy(nano)
+    subject = Evidence(nano, STUDY, Host()).of(int8).subject
+    copy = subject.lending.ref.load()
+    assert copy.model is not int8.model
+    assert copy.fingerprint == int8.fingerprint
+    assert copy.stepper.model is copy.model
+
+
+def test_a_subject_that_shares_the_model_shares_the_copy():
+    evidence = Evidence(load("emad-nano"), Study(corpus="world:premise"), Host())
+    assert evidence.shifted.subject.lending is evidence.subject.lending
+
+
+def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
+    subject = Subject(nano, STUDY, Host(ours))
+    with subject.open(subject.full) as decoder:
+        assert isinstance(decoder, WalkedDecoder)
+        assert decoder.stepper is nano.stepper
+        assert subject.is_ours(decoder)
+    assert subject.lending.copies == ()
+    assert judges_own() is None, "the door is open while a host is asked, and no longer"
+
+
+def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
+    subject = Subject(nano, STUDY, Host(walked))
+    with subject.open(subject.full) as decoder:
+        assert decoder.stepper.model is subject.lending.copy.model is not nano.model
+        assert not subject.is_ours(decoder)
+
+
+def test_what_a_request_leads_to_is_not_the_judges_model(nano):
+    """A request holds a name, and a door to the copy."""
+    subject = Subject(nano, STUDY, Host(lambda request: held.append(request) or ours(request)))
+    held: list[Request] = []
+    decoded(subject)
+    (request,) = held
+    assert vars(request.model) == {"name": "emad-nano", "load": request.model.load}
+    assert request.model.load() is not nano
+
+
+@pytest.mark.parametrize("decoder", [ForeignDecoder, CachedDecoder])
+def test_honest_decoders_are_not_complained_of(nano, decoder):
+    subject = under(nano, decoder)
+    assert (decoded(subject) == decoded(subject)).all()
+
+
+# ------------------------------------------------------------ the judge's model
+
+
+@pytest.mark.parametrize("defect", CHANGES)
+def test_a_change_of_the_judges_model_is_named(nano, defect):
+    change, named = CHANGES[defect]
+
+    class Meddler(CachedDecoder):
+        def synchronize(self) -> None:
+            change(nano.model)
+
+    subject = under(nano, Meddler)
+    with pytest.raises(Meddled) as complaint, subject.open(subject.full) as decoder:
+        decoder.synchronize()
+    assert str(complaint.value).startswith("the judge's own model was changed: ")
+    assert f"{named} " in str(complaint.value).replace(",", " ")
+    with pytest.raises(Meddled, match="was changed"):
+        _ = subject.stepper  # whatever is asked from now on would be about another model
+
+
+def test_a_model_found_among_all_objects_of_the_process_is_no_less_the_judges(nano):
+    gc.collect()
+    subject = under(nano, meddling(CHANGES["a weight in place"][0]))
+    with pytest.raises(Meddled, match=r"gpt_neox\.layers\.1\.mlp\.dense_h_to_4h\.weight of emad-nano differs"):
+        decoded(subject)
+
+
+def test_a_hook_that_is_taken_off_again_at_the_end_is_seen_all_the_same(nano):
+    class Tidy(CachedDecoder):
+        def generate(self, *given):
+            self.left = nano.model.gpt_neox.layers[0].register_forward_pre_hook(dawdle)
+            return super().generate(*given)
+
+        def close(self) -> None:
+            self.left.remove()
+
+    with pytest.raises(Meddled, match=r"layers\.0 \(forward pre hooks\)"):
+        decoded(under(nano, Tidy))
+
+
+@pytest.mark.parametrize("defect", AROUND)
+def test_a_change_of_what_it_runs_in_is_named_and_put_back(nano, defect):
+    change, named = AROUND[defect]
+    subject = under(nano, careless(change))
+    before = torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
+    with pytest.raises(Meddled, match=named):
+        decoded(subject)
+    assert (*before,) == (
+        torch.get_num_threads(), torch.get_default_dtype(), torch.nn.functional.linear, time.perf_counter
+    )  # fmt: skip
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+    assert subject.own_greedy(subject.prompts(1, 4), 2).shape == (1, 2), "the next question is answered"
+
+
+def test_whoever_changes_the_model_and_then_declines_is_named_too(nano):
+    def declines(request: Request) -> CachedDecoder:
+        change(nano.model)
+        raise Unsupported("no room")
+
+    subject = Subject(nano, STUDY, Host(declines))
+    with pytest.raises(Meddled, match="differs"), subject.open(subject.full):
+        pass
+
+
+def test_hooks_on_the_decoders_own_copy_slow_nothing_of_the_judges(nano):
+    slept = []
+
+    class Asleep(CachedDecoder):
+        def __init__(self, model, point):
+            super().__init__(model, point)
+            for block in model.gpt_neox.layers:
+                block.register_forward_pre_hook(lambda *given: slept.append(dawdle()))
+
+    subject = under(nano, Asleep)
+    decoded(subject)
+    assert slept, "its own blocks sleep"
+    slept.clear()
+    subject.own_greedy(subject.prompts(1, 4), 3)
+    subject.lens(np.arange(5))
+    assert not slept
+
+
+# ------------------------------------------------------------ seals
+
+
+def small() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 64))
+
+
+def test_a_model_too_large_for_one_look_is_read_in_turns(monkeypatch):
+    """Every byte within as many looks as there are shares; the first piece of each tensor at each."""
+    monkeypatch.setattr(seal, "PIECE", 64)
+    monkeypatch.setitem(seal.AT_ONCE, "cpu", 600)
+    model = small()
+    sealed = Seal(model)
+    assert sealed.broken() == ""
+    model[1].weight.data[-1, -1] += 1
+    looks = [sealed.broken() for _ in range(seal._shares(seal._tensors(model)))]
+    assert [each for each in looks if each] == ["1.weight"]
+    model[1].weight.data[0, 0] += 1
+    assert sealed.broken() == sealed.broken() == "1.weight"
+
+
+def test_the_digest_of_an_accelerator_sees_any_byte():
+    rng = np.random.default_rng(0)
+    piece = torch.from_numpy(rng.integers(0, 256, 500, dtype=np.uint8))
+    whole = seal._reduced(piece)
+    for at in range(len(piece)):
+        other = piece.clone()
+        other[at] += 1
+        assert seal._reduced(other) != whole
+    assert seal._reduced(piece.flip(0)) != whole, "nor is order lost"
+
+
+def test_many_differences_are_counted():
+    model = small()
+    sealed = Seal(model)
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    assert sealed.broken() == "0.weight, 0.bias, 1.weight and 1 more"
+
+
+def test_a_request_without_a_subject_is_served_from_what_it_lends(nano):
+    request = Request(ModelRef("emad-nano", lambda: nano), Subject(nano, STUDY, Host()).full)
+    assert ours(request).stepper is walked(request).stepper is nano.stepper

@@ -1,0 +1,216 @@
+"""On what FLOP counts stand: whose work is seen, whose shows in time, whose is claimed, and who is refuted."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import numpy as np
+import pytest
+
+from emad_ref.evidence import witnessed as module
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host, walked
+from emad_ref.evidence.study import FLOP_EVIDENCE, Study
+from emad_ref.evidence.witnessed import DENIED, PAIRS, SHOWN, Witnessed, judged, one_token
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import geometry_named
+from emad_ref.models.loading import Loaded, load
+from emad_ref.protocol import Unsupported
+from emad_ref.questions.flop_counts import with_evidence
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.interval import total_ratio
+from emad_ref.verdict.units import ByPair
+from tests.decoders.cached import CachedDecoder
+from tests.decoders.defective import AllLayersThenRoute, ReadsEveryLayer
+from tests.decoders.foreign import ForeignDecoder
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+@pytest.fixture(scope="module")
+def elsewhere(nano) -> type:
+    """An honest decoder on weights of its own, which nobody watches."""
+    kept = copy.deepcopy(nano.model)
+
+    class Elsewhere(CachedDecoder):
+        def __init__(self, model, point):
+            super().__init__(kept, point)
+
+    return Elsewhere
+
+
+def of(loaded: Loaded, decoder: type | None = None) -> Witnessed:
+    def make(request):
+        return decoder(request.model.load().model, request.point)
+
+    return Evidence(loaded, Study(corpus="world:premise"), Host() if decoder is None else Host(make)).witnessed
+
+
+def timed_as(monkeypatch: pytest.MonkeyPatch, seconds) -> None:
+    """Tokens at a depth take ``seconds(depth)``, give or take two per cent; nothing is fed."""
+    rng = np.random.default_rng(0)
+    monkeypatch.setattr(
+        module, "fed_seconds", lambda decoder, tokens, depth: seconds(depth) * (1 + 0.02 * rng.random())
+    )
+
+
+# ------------------------------------------------------------ seen
+
+
+def test_ours_is_witnessed_fused_steps_and_all(nano):
+    witnessed = of(nano)
+    assert witnessed.evidence == "witnessed"
+    assert witnessed.finding is witnessed.seen
+    assert witnessed.seen.n > 100
+
+
+def test_ours_over_a_copy_is_watched_there(nano):
+    witnessed = Evidence(nano, Study(corpus="world:premise"), Host(walked)).witnessed
+    assert witnessed.evidence == "witnessed"
+
+
+def test_an_honest_foreign_decoder_is_witnessed_where_it_uses_what_it_was_lent(nano):
+    assert of(nano, CachedDecoder).evidence == "witnessed"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "said"), [(AllLayersThenRoute, r"layer \d ran for \d+ tokens"), (ReadsEveryLayer, "the head ran for")]
+)
+def test_what_runs_unsaid_is_refuted_and_its_count_is_a_claim(nano, decoder, said):
+    witnessed = of(nano, decoder)
+    assert witnessed.finding.passed is False
+    assert re.search(said, witnessed.finding.detail)
+    assert witnessed.evidence == "claimed"
+
+
+def test_who_counts_nothing_claims_and_is_not_refuted(nano):
+    witnessed = of(nano, ForeignDecoder)
+    assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+    assert "does not count its work" in witnessed.finding.detail
+
+
+def test_who_cannot_be_watched_is_timed_and_not_accused(nano, monkeypatch):
+    class Shy(CachedDecoder):
+        def generate(self, *given):
+            raise RuntimeError("no dispatch mode here")
+
+    timed_as(monkeypatch, lambda depth: depth)
+    witnessed = of(nano, Shy)
+    assert "no dispatch mode here" in witnessed.seen.detail
+    assert witnessed.evidence == "timed"
+
+
+# ------------------------------------------------------------ timed
+
+
+def test_weights_of_its_own_show_in_time(nano, elsewhere, monkeypatch):
+    timed_as(monkeypatch, lambda depth: 0.2 + depth)
+    witnessed = of(nano, elsewhere)
+    assert witnessed.seen.passed is None
+    assert (witnessed.finding.check, witnessed.evidence) == ("witness by time", "timed")
+    assert "tokens forced to 1 layers take 0.2" in witnessed.finding.detail
+
+
+def test_a_quarter_of_the_layers_in_the_time_of_all_of_them_is_refuted(nano, elsewhere, monkeypatch):
+    timed_as(monkeypatch, lambda depth: 1.0)
+    witnessed = of(nano, elsewhere)
+    assert (witnessed.finding.passed, witnessed.evidence) == (False, "claimed")
+    assert "said to be left out cost as much" in witnessed.finding.detail
+
+
+def test_the_overhead_of_a_step_is_neither_shown_nor_refuted(nano, elsewhere, monkeypatch):
+    timed_as(monkeypatch, lambda depth: 6.0 + depth)
+    witnessed = of(nano, elsewhere)
+    assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+
+
+def test_sessions_are_really_fed_at_both_depths(nano, elsewhere):
+    """Whatever this machine's clock says of them."""
+    fed = []
+
+    class Logged(elsewhere):
+        def start(self, prompts, *more):
+            session, step = super().start(prompts, *more)
+            feed = session.feed
+            session.feed = lambda tokens, depth=None, last=None: fed.append(int(depth[0, 0])) or feed(tokens, depth)
+            return session, step
+
+    assert of(nano, Logged).times.n == PAIRS
+    assert {depth: fed.count(depth) for depth in set(fed)} == {1: 8 * (PAIRS + 1), 4: 8 * (PAIRS + 1)}
+
+
+def test_who_declines_the_points_that_would_be_watched_is_timed(nano, elsewhere, monkeypatch):
+    class Declining(elsewhere):
+        def __init__(self, model, point):
+            if point.probes:
+                raise Unsupported("full depth only")
+            super().__init__(model, point)
+
+    timed_as(monkeypatch, lambda depth: depth)
+    witnessed = of(nano, Declining)
+    assert "full depth only" in witnessed.seen.detail
+    assert witnessed.evidence == "timed"
+
+
+def test_depths_that_cannot_be_forced_are_a_claim(nano, elsewhere):
+    class Deaf(elsewhere):
+        def start(self, prompts, generating=False):
+            if not generating:
+                raise Unsupported("no sessions yet")
+            return super().start(prompts, generating)
+
+    witnessed = of(nano, Deaf)
+    assert witnessed.evidence == "claimed"
+    assert "no sessions yet" in witnessed.finding.detail
+
+
+# ------------------------------------------------------------ what a ratio says
+
+
+def speedup(quarter: float, spread: float = 0.03, seed: int = 0):
+    full, less = np.exp(spread * np.random.default_rng(seed).standard_normal((2, PAIRS)))
+    return total_ratio(ByPair(full), ByPair(quarter * less))
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+@pytest.mark.parametrize(("saved", "passed"), [(1.0, True), (0.7, True), (0.35, None), (0.1, False), (-0.5, False)])
+def test_it_is_judged_by_how_much_of_the_promised_time_is_saved(share, saved, passed):
+    assert judged(speedup(1 - saved * (1 - share)), share, 3).passed is passed
+
+
+def test_noise_decides_no_more_often_than_it_may():
+    found = [judged(speedup(1 - 0.35 * 0.75, 0.5, seed), 0.25, 3).passed for seed in range(200)]
+    assert found.count(None) >= 180
+
+
+def test_errors_at_either_bound_are_rare():
+    """Of 400, 2.5 % by the interval; 5 % is three standard errors more."""
+    for saved, wrong in ((SHOWN, True), (DENIED, False)):
+        found = [judged(speedup(1 - saved * 0.75, 0.1, seed), 0.25, 3).passed for seed in range(400)]
+        assert found.count(wrong) <= 20
+
+
+def test_a_token_costs_what_its_layers_and_its_readout_cost():
+    geometry = geometry_named("pythia-410m")
+    shallow, deep = (flops(one_token(depth, 24, 16), geometry) for depth in (6, 24))
+    assert shallow.blocks * 4 == deep.blocks
+    assert shallow.readouts == deep.readouts
+
+
+# ------------------------------------------------------------ what verdicts say
+
+
+def verdict(outcome: str) -> Verdict:
+    return Verdict("EMAD-E5", "m", outcome, None, None, 0, None, "", True, "")
+
+
+def test_a_verdict_says_on_what_it_stands(nano):
+    said = with_evidence(verdict("survived"), of(nano))
+    assert [leg.name for leg in said.legs] == ["evidence: witnessed"]
+    assert said.legs[0].outcome == "measured"
+    assert with_evidence(verdict("not applicable"), of(nano)).legs == ()
+    assert FLOP_EVIDENCE == ("claimed", "timed", "witnessed")
