@@ -73,7 +73,7 @@ def _tied(
 ) -> bool:
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
-        return _gap(lens(history)[-1, (depth or 0) - 1]) < tolerance
+        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < tolerance
     reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
     gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
     near = tied(point, reference.signal, reference.rows, tolerance)

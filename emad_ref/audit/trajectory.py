@@ -26,7 +26,7 @@ class Trajectory:
 
     ``tokens`` int64 [first + m] the row's history; ``depth`` int64 [m]; ``signal`` float64 [m, probes], NaN = unread;
     ``chosen`` bool [m]: the rule chose the depth (False: it was forced); ``logits`` float64 [m, V] where the decoder
-    showed them, else None.
+    showed them, else None. ``stage`` [m]: what had happened to the session by then, in words; () where nothing is told.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Trajectory:
     signal: Floats
     chosen: Bools
     logits: Floats | None = None
+    stage: tuple[str, ...] = ()
 
     def caps(self, point: OperatingPoint) -> Ints:
         """[m] the largest depth each position was allowed, by the depths claimed before it."""
@@ -44,7 +45,8 @@ class Trajectory:
         return np.concatenate([[point.ceiling], self.depth[:-1]])
 
     def place(self, at: int) -> str:
-        return f"{self.name}, position {self.first + at}, depth {self.depth[at]}"
+        told = f", {self.stage[at]}" if self.stage and self.stage[at] else ""
+        return f"{self.name}, position {self.first + at}, depth {self.depth[at]}{told}"
 
 
 def hold_against(

@@ -259,6 +259,23 @@ class Subject:
         prompts = [Prompt(text[:n]) for text, n in zip(texts, lengths, strict=True)]
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
+    def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from this run's text.
+
+        The text is documents end to end, each behind its opening token: as long a piece as the model's window can hold
+        is there, however short documents are.
+        """
+        wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
+        for document in self.documents("evaluate"):
+            joined = np.concatenate([joined, self._opened(document)])
+            if len(joined) >= wanted:
+                break
+        text = np.resize(joined, wanted)  # a small corpus is read again and again
+        starts = rng.integers(0, wanted - max(lengths) - fed + 1, len(lengths))
+        cut = [text[start : start + n + fed] for start, n in zip(starts, lengths, strict=True)]
+        prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
+        return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
+
     @cached_property
     def lens(self) -> ModelLens:
         """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer."""

@@ -1,0 +1,85 @@
+"""Sessions live side by side, and rows come and go: nothing that happens to one may show in another.
+
+Two sessions of one decoder are fed in turns. In the first, part of each row is committed, and the rows are rolled back
+to there: what was committed may be freed above the cap of *that* time, not of this. Then they go on at the depths which
+the restored caps allow, the second session is closed, and several rows are dropped in one call, in no order. Whatever
+is said meanwhile is held against the lens, row by row; complaints name what had happened last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from emad_ref.audit.finding import NEEDED, Finding, Tally
+from emad_ref.audit.forced import falling_depths
+from emad_ref.audit.lens import Lens
+from emad_ref.audit.trajectory import differing_logits, hold_against
+from emad_ref.audit.transcript import Transcript
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import Ints
+
+PHASES = 3
+FEWEST = 4  # tokens fed to a row in each phase
+
+
+def sessions(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    rng: np.random.Generator,
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+) -> Finding:
+    """Check two sessions on ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 12.
+
+    The second session holds the last two prompts, in reverse order. What is kept and dropped is drawn from ``rng``.
+    Discriminating are positions as in ``forced``; ``tolerance`` likewise.
+
+    Raises:
+        BadArgument: too few tokens to feed.
+    """
+    tolerance = max(tolerance, decoder.capabilities.logit_noise)
+    phase = continuations.shape[1] // PHASES
+    if phase < FEWEST:
+        raise BadArgument("continuations", continuations.shape, f"at least {PHASES * FEWEST} tokens for each row")
+    tally = Tally("sessions", needed)
+    others = range(len(prompts) - 1, -1, -1)[:2]
+    names = [f"second session, row {row}" for row in range(len(others))]
+    with tally, Transcript(tally, decoder, prompts, point) as talk:
+        with Transcript(tally, decoder, [prompts[row] for row in others], point, names) as other:
+            asides = iter(np.flip(continuations[others], axis=1).T)
+
+            def in_turns(tokens: Ints) -> None:
+                """Feed ``tokens`` [rows, n] at falling depths, the first at the cap, and as much to the other session."""
+                for fed, depth in zip(tokens.T, falling_depths(rng, talk.session.cap, tokens.shape[1], point.schedule).T):
+                    talk.feed(fed[:, None], depth[:, None])
+                    other.feed(next(asides)[:, None])
+
+            in_turns(continuations[:, :phase])
+            committed = np.array([len(prompt.tokens) for prompt in prompts]) + rng.integers(0, phase - 1, len(prompts))
+            talk.session.commit(committed)
+            talk.stage = other.stage = "after a commit of part of each row"
+            talk.feed(continuations[:, phase : phase + 1], talk.session.cap[:, None].copy())
+            talk.rollback(committed)
+            talk.stage = "after a rollback to what was committed"
+            in_turns(continuations[:, phase + 1 : 2 * phase])
+            spoken = other.trajectories()
+        talk.stage = "after the other session was closed"
+        talk.feed(continuations[:, 2 * phase : 2 * phase + 1], talk.session.cap[:, None].copy())
+        if len(prompts) > 2:
+            gone = [int(row) for row in rng.choice(len(prompts), int(rng.integers(2, len(prompts))), replace=False)]
+            talk.drop(*gone)
+            talk.stage = f"after rows {gone} were dropped at once"
+        for fed in continuations[talk.rows, 2 * phase + 1 :].T:
+            talk.feed(fed[:, None], talk.session.cap[:, None].copy())
+        for trajectory in (*talk.trajectories(), *spoken):
+            reference = hold_against(tally, trajectory, lens, point, tolerance)
+            tally.discriminating += differing_logits(reference, trajectory, tolerance)
+    return tally.finding()
