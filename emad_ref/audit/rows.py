@@ -48,8 +48,8 @@ def rows(
     adaptive): rows that decide alike cannot be told from rows that follow each other. ``tolerance`` as in
     ``decisions``.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("rows", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally:
         record = decoder.generate(prompts, max_new, stop)
         together = _runs(tally, record, prompts, max_new, stop, point)

@@ -32,12 +32,17 @@ def same_tokens(
     point: OperatingPoint | None = None,
     found_depths: Tokens | None = None,
     wanted_depths: Tokens | None = None,
+    *,
+    declared: float = 0.0,
 ) -> Finding:
     """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
 
     ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
+    ``declared``: noise that whoever made ``found`` declares; beyond ``tolerance`` it takes its place, and every row may
+    then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
     ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
     """
+    limit, tolerance = 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
     ties, total = 0, sum(map(len, found))
     for row, prompt in enumerate(prompts):
         at = _first_difference(found[row], wanted[row])
@@ -56,8 +61,8 @@ def same_tokens(
             )
             return Finding(CHECK, False, complaint, total, ties)
         ties += 1
-    if ties > TIE_LIMIT * total:
-        complaint = f"{ties} ties in {total} tokens: more than {TIE_LIMIT:.0%} is no longer noise"
+    if ties > limit * total:
+        complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
         return Finding(CHECK, False, complaint, total, ties)
     said = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
     return Finding(CHECK, True, said, total, ties)

@@ -45,11 +45,11 @@ def sessions(
     Raises:
         BadArgument: too few tokens to feed.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     phase = continuations.shape[1] // PHASES
     if phase < FEWEST:
         raise BadArgument("continuations", continuations.shape, f"at least {PHASES * FEWEST} tokens for each row")
     tally = Tally("sessions", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
     with tally, Transcript(tally, decoder, prompts, point) as talk:

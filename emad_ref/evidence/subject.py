@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
+from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, window_of, windows
@@ -41,6 +42,7 @@ from emad_ref.text.sources import CorpusUnavailable, documents_of
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
+NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
 PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 
 
@@ -74,6 +76,16 @@ class Subject:
     def tolerance(self) -> float:
         """Largest honest difference of a logit or signal for this family, dtype and device."""
         return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type)
+
+    @cached_property
+    def largest_noise(self) -> float:
+        """The most that a decoder may declare, in logits: ``audit.noise``."""
+        (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
+        return largest_noise(self.lens, prompt.tokens, self.tolerance)
+
+    def allowed(self, decoder: Decoder) -> float:
+        """Largest honest difference of a logit of ``decoder``: its declared noise, where that is more and honest."""
+        return max(self.tolerance, min(decoder.capabilities.logit_noise, self.largest_noise))
 
     @property
     def dtype(self) -> str:
