@@ -4,10 +4,11 @@ A check refutes a decoder at the first complaint it can prove: one wrong number 
 a consequence. Absent is not zero: a check that had too few positions at which a defect would have shown says
 inconclusive, never passed.
 
-A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits
-lie within the tolerance, or another depth where a signal lies within it of its threshold. More than ``TIE_LIMIT`` of
-them is no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's tolerance is nearer
-to ties more often: of the positions where one was possible it may take the other side at about half.
+A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits lie
+within twice the tolerance, each off by it, or another depth where a signal lies within it of its threshold. More than
+``TIE_LIMIT`` of them is no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's
+tolerance is nearer to ties more often: of the positions where one was possible it may take the other side at about
+half.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Two decoders that should emit the same: their token sequences are compared up to ties.
 
-A difference is a tie when the two best logits at that position lie within the tolerance, or a signal lies within it of
-its threshold at that or an earlier position: both are honest answers to the same question. Ties are counted, and more
-than 1 % of tokens tied is a failure (METHODS, "Tolerances").
+A difference is a tie when the two best logits at that position lie within twice the tolerance, or a signal lies within
+it of its threshold at that or an earlier position: both are honest answers to the same question. Ties are counted, and
+more than 1 % of tokens tied is a failure (METHODS, "Tolerances").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.audit.finding import TIE_LIMIT, Finding
 from emad_ref.audit.lens import Lens, consult
-from emad_ref.audit.rule import emission_noise, tied
+from emad_ref.audit.rule import tied, tied_gap
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Floats
@@ -78,11 +78,11 @@ def _tied(
 ) -> bool:
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
-        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < tolerance
+        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < 2 * tolerance
     reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
     gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
     near = tied(point, reference.signal, reference.rows, tolerance)
-    return gap < tolerance * emission_noise(point) or bool(near.any())
+    return gap < tied_gap(point, tolerance) or bool(near.any())
 
 
 def _gap(logits: Floats) -> float:

@@ -1,4 +1,4 @@
-"""Does a decoder that is asked to sample draw from softmax(logits / T) at the depths it claims, row by row and seed by seed?
+"""Does a decoder that is asked to sample draw from softmax(logits / T) at the depths it claims, by row and by seed?
 
 Where a token is drawn from p = softmax(z / T), z the lens' logits at its depth, the place it takes in p is uniform:
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import Lens, Reference, consult
-from emad_ref.audit.rule import depths_of, emission_noise, headroom, may_fire, noise_of
+from emad_ref.audit.rule import depths_of, emission_noise, headroom, may_fire, noise_of, tied_gap
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
@@ -144,7 +144,7 @@ def judge_tokens(
     rows = np.arange(len(emitted))
     shown = emitted_at(reference, trajectory)
     gap = shown.max(axis=-1) - shown[rows, emitted]
-    best, allowed = shown.argmax(axis=-1), tolerance * emission_noise(point)
+    best, allowed = shown.argmax(axis=-1), tied_gap(point, tolerance)
     first, second = np.partition(shown, (-1, -2), axis=-1)[:, [-1, -2]].T
     tally.near += int((first - second < allowed).sum())
     _first(

@@ -272,7 +272,7 @@ class Subject:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
-        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from this run's text.
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from its text.
 
         The text is documents end to end, each behind its opening token: as long a piece as the model's window can hold
         is there, however short documents are.

@@ -1,4 +1,4 @@
-"""Does the decoder sample from the model's distribution at its depths, at the temperature and by the seed it was given?"""
+"""Are tokens sampled from the model's distribution at their depths, at the temperature and by the seed asked for?"""
 
 from __future__ import annotations
 
@@ -29,6 +29,4 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
         with subject.open(point, max_rows=ROWS, temperature=temperature, seed=seed) as decoder:
             drawn.append(Drawn(seed, decoder.generate(prompts, NEW, frozenset())))
             said = decoder.capabilities
-    emad_audit(
-        sampling(drawn, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance)
-    )
+    emad_audit(sampling(drawn, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance))

@@ -132,9 +132,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
         talk = self.talk(data)
-        lengths = [
-            data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in talk.rows
-        ]
+        lengths = [data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in talk.rows]
         talk.done.append(f"a rollback to {lengths}")
         talk.session.rollback(np.array(lengths))
         for index, (row, length) in enumerate(zip(talk.rows, lengths, strict=True)):
