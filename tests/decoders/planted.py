@@ -58,7 +58,7 @@ class StaleLaterRows(CachedSession):
         if later:
             held = row.memory.layers[layer - 1]
             assert held is not None, "just written"
-            row.memory.layers[layer - 1] = tuple(torch.cat([x[:, :, :-1], x[:, :, -2:-1]], 2) for x in held)  # type: ignore[assignment]  # of two
+            row.memory.layers[layer - 1] = _repeated(held)
         return hidden
 
 
@@ -153,6 +153,46 @@ class KeepsForEver(CachedDecoder):
         return session, step
 
 
+class NeverCuts(CachedSession):
+    """What is rolled back is kept beside the session, in case it were asked for once more."""
+
+    def rollback(self, length: Ints) -> None:
+        forgotten = self.__dict__.setdefault("forgotten", [])
+        for row, held in zip(self.rows, length, strict=True):
+            forgotten += [kv and (kv[0][:, :, held:].clone(), kv[1][:, :, held:].clone()) for kv in row.memory.layers]
+        super().rollback(length)
+
+
+class StaleLate(CachedSession):
+    """After 40 steps rows but the first write the K/V of the step before once more."""
+
+    steps = 0
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
+        self.steps += 1
+        for row in self.rows[1:] if self.steps > 40 else []:
+            row.memory.layers = [kv and _repeated(kv) for kv in row.memory.layers]
+        return step
+
+
+def _repeated(held: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """K and V with the last position as the one before."""
+    keys, values = (torch.cat([x[:, :, :-1], x[:, :, -2:-1]], 2) for x in held)
+    return keys, values
+
+
+class LosesTheEdge(CachedSession):
+    """A buffer of 128 positions is grown without its last one."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
+        for row in self.rows:
+            if len(row.tokens) == 128:
+                row.memory.layers = [kv and _repeated(kv) for kv in row.memory.layers]
+        return step
+
+
 class OneTokenWhereTimed(CachedDecoder):
     """Of prompts as long as timed ones the last token is read, one is emitted, and the record tells of more."""
 
@@ -214,19 +254,24 @@ class NotReproducible(CachedDecoder):
 
 @dataclass(frozen=True)
 class Planted:
-    """``test`` of the suites (module, function) that is there for it; ``says``: a pattern in its complaint."""
+    """``test`` of the suites (module, function, a parameter's value) that is there for it.
+
+    ``says``: a pattern in its complaint.
+    """
 
     decoder: type[CachedDecoder]
-    test: tuple[str, str]
+    test: tuple[str, ...]
     says: str
 
 
-FORCED = ("invariants.test_positions", "test_forced_depths_are_obeyed_far_into_the_window")
+FORCED = ("invariants.test_positions", "test_forced_depths_are_obeyed_far_into_the_window", "far")
+EDGES = ("invariants.test_positions", "test_forced_depths_are_obeyed_far_into_the_window", "edges")
+LATE = ("invariants.test_positions", "test_forced_depths_are_obeyed_late_in_a_session")
 SESSIONS = ("invariants.test_depth", "test_sessions_side_by_side_keep_to_themselves")
 ROWS = ("invariants.test_depth", "test_rows_of_a_batch_decide_alone")
 DECISIONS = ("invariants.test_depth", "test_signals_depths_and_ledger_are_the_rules")
 SAMPLING = ("fidelity.test_sampling", "test_tokens_are_drawn_from_the_distribution_at_their_depths")
-MEMORY = ("invariants.test_memory", "test_closed_sessions_give_their_memory_back")
+MEMORY = ("invariants.test_memory", "test_what_is_closed_or_rolled_back_gives_its_memory_back")
 LOGITS = r"row \d, position \d+, depth \d+.*: logits off by"
 
 PLANTED: dict[str, Planted] = {
@@ -234,6 +279,10 @@ PLANTED: dict[str, Planted] = {
     "positions wrong from 128 on": Planted(with_session(PositionsFrom128), FORCED, LOGITS),
     "last layer unwritten from 40 on": Planted(with_session(LastLayerUnwritten), FORCED, LOGITS),
     "stale K/V in later rows": Planted(with_session(StaleLaterRows), FORCED, r"row [12], position \d+.*logits off by"),
+    "stale K/V after many steps": Planted(with_session(StaleLate), LATE, r"row [12], position \d+.*logits off by"),
+    "a buffer's last position lost": Planted(
+        with_session(LosesTheEdge), EDGES, r"row \d, position 1[23]\d.*logits off"
+    ),
     "long prompts prefilled shallow": Planted(with_session(ShallowPrefill), FORCED, LOGITS),
     "exits depend on four rows": Planted(with_session(ExitsAtFour), ROWS, r"row \d, position \d+.*but alone depth \d+"),
     "exits depend on five rows": Planted(with_session(ExitsAtFive), ROWS, r"row \d, position \d+.*but alone depth \d+"),
@@ -249,7 +298,8 @@ PLANTED: dict[str, Planted] = {
     "sessions share buffers": Planted(SharedBuffers, SESSIONS, r"row \d, position \d+"),
     "logits written over": Planted(with_session(ReusedLogits), SESSIONS, r"step\.logits of call \d+ has changed"),
     "length is live": Planted(with_session(LiveLength), SESSIONS, r"session\.length .* has changed"),
-    "K/V kept for ever": Planted(KeepsForEver, MEMORY, r"memory grew by \d+ MB"),
+    "K/V kept for ever": Planted(KeepsForEver, MEMORY, r"memory grew by \d+ MB over \d+ sessions that were closed"),
+    "K/V kept after rollback": Planted(with_session(NeverCuts), MEMORY, r"memory grew by \d+ MB in one session"),
     "greedy in place of sampling": Planted(Greedy, SAMPLING, "it decodes greedily"),
     "another temperature": Planted(AnotherTemperature, SAMPLING, r"temperatures (0\.9|1\.)\d+ fits them best"),
     "one seed for all rows": Planted(OneSeedForAllRows, SAMPLING, r"rows 0 and 1 of one batch drew the same"),

@@ -56,17 +56,17 @@ def judged(loaded: Loaded, known: dict[str, Any], decoder: type[CachedDecoder], 
     return evidence
 
 
-def call(evidence: Evidence, test: tuple[str, str]) -> None:
+def call(evidence: Evidence, test: tuple[str, ...]) -> None:
     """One test of the suites, with the fixtures it names."""
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
     audit = Auditor(evidence.subject.lens, evidence.subject.tolerance, settings, SimpleNamespace())  # type: ignore[arg-type]  # of a run
     function: Callable[..., None] = getattr(importlib.import_module(f"suites.{test[0]}"), test[1])
-    function(evidence, audit, np.random.default_rng(evidence.study.seed))
+    function(evidence, audit, np.random.default_rng(evidence.study.seed), *test[2:])
 
 
-@pytest.mark.parametrize("test", CALLED, ids=lambda test: test[1])
+@pytest.mark.parametrize("test", CALLED, ids=lambda test: "-".join(test[1:]))
 def test_the_honest_decoder_passes_what_is_called_here(
-    loaded: Loaded, known: dict[str, Any], test: tuple[str, str]
+    loaded: Loaded, known: dict[str, Any], test: tuple[str, ...]
 ) -> None:
     call(judged(loaded, known, CachedDecoder), test)
 
