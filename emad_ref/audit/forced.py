@@ -1,6 +1,7 @@
 """At forced admissible depths, logits equal the lens at those depths (claim EMAD-E2); inadmissible depths are refused.
 
-Several ragged rows take random falling depths, each its own; half-way one row is dropped. Along the way depths above
+Several ragged rows stay at their cap for a while, where every layer reads what it wrote, and then take random falling
+depths, each its own; half-way one row is dropped. Along the way depths above
 a row's cap, above the ceiling and below 1 are offered: each must raise InadmissibleDepth and leave the session as it
 was, which the logits that follow prove.
 """
@@ -21,9 +22,17 @@ from emad_ref.record import Ints
 
 
 def falling_depths(rng: np.random.Generator, cap: Ints, n: int, schedule: str) -> Ints:
-    """[rows, n] admissible depths drawn uniformly below ``cap`` [rows]; each row's fall under the monotone schedule."""
+    """[rows, n] admissible depths drawn uniformly below ``cap`` [rows].
+
+    Under the monotone schedule each row's fall, after it has stayed at its cap for 2 … n/2 + 1 tokens: what a token
+    writes in a layer is read by a later one that gets there, and by no other.
+    """
     drawn = np.stack([rng.integers(1, top + 1, n) for top in cap])
-    return -np.sort(-drawn, axis=1) if schedule == "monotone" else drawn
+    if schedule != "monotone":
+        return drawn
+    drawn = -np.sort(-drawn, axis=1)
+    stays = rng.integers(2, n // 2 + 2, len(cap))
+    return np.where(np.arange(n) < stays[:, None], cap[:, None], drawn)
 
 
 def forced(
@@ -43,8 +52,8 @@ def forced(
     depths most room. Discriminating are positions whose logits differ from full depth's by more than ``tolerance``
     (logits; raised to the decoder's declared noise).
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("forced", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally, Transcript(tally, decoder, prompts, point) as talk:
         depth = falling_depths(rng, talk.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(slices(continuations.shape[1], decoder.capabilities.max_feed)):

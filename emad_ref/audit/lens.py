@@ -67,8 +67,11 @@ class Led:
 class Lens(Protocol):
     """What a model says of one sequence of tokens int64 [n]."""
 
-    def __call__(self, tokens: Ints) -> Floats:
-        """Logits float64 [n, L, V]; entry [t, ℓ − 1] is the readout of position t after layer ℓ."""
+    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
+        """Logits float64 [n − first, L, V]; entry [t, ℓ − 1] is the readout of position first + t after layer ℓ.
+
+        The pass is over all of ``tokens``: only what is read of it starts at ``first``.
+        """
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
         """The rule of ``point`` at positions ``first`` … n − 1.
@@ -84,8 +87,8 @@ class LogitLens:
 
     logits: Callable[[Ints], Floats]
 
-    def __call__(self, tokens: Ints) -> Floats:
-        return self.logits(tokens)
+    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
+        return self.logits(tokens)[first:]
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
         asked = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
@@ -116,15 +119,14 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
         BadArgument: the answer has another shape or dtype, or is not finite; a rule that this lens cannot lead.
     """
     tokens = np.asarray(tokens, dtype=np.int64)
-    logits = lens(tokens)
-    if logits.ndim != 3 or logits.shape[:2] != (len(tokens), point.layers):
-        expected = f"logits of shape ({len(tokens)}, {point.layers}, V)"
+    logits = lens(tokens, first)
+    if logits.ndim != 3 or logits.shape[:2] != (len(tokens) - first, point.layers):
+        expected = f"logits of shape ({len(tokens) - first}, {point.layers}, V)"
         raise BadArgument("lens", logits.shape, expected, "one entry per token and layer")
     if logits.dtype != np.float64:
         raise BadArgument("lens", logits.dtype.name, "float64 logits", "convert after the forward pass")
     if not np.isfinite(logits).all():
         raise BadArgument("lens", "NaN or infinite logits", "finite logits", "check the weights and the dtype")
-    logits = logits[first:]
     from_lens = SIGNALS[point.signal].from_lens
     if from_lens is None or not read_from_logits(point):
         led = lens.lead(tokens, first, point)

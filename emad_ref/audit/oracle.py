@@ -33,8 +33,8 @@ class ModelLens:
     stepper: Stepper
     source: Ints | None = None
 
-    def __call__(self, tokens: Ints) -> Floats:
-        return lens_logits(self.stepper, tokens, source=self.source)
+    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
+        return lens_logits(self.stepper, tokens, first, self.source)
 
     @torch.inference_mode()
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:

@@ -1,7 +1,8 @@
 """A conversation with one session, written down row by row, with the protocol's small print checked on the way.
 
 The small print: shapes; ``length`` grows by what was fed; a forced depth is the depth taken; under the monotone
-schedule ``cap`` is the last depth. The transcript keeps what the decoder said for the lens to judge.
+schedule ``cap`` is the last depth; what a call returned stays as it was, whatever is called afterwards. The transcript
+keeps what the decoder said for the lens to judge.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ class Transcript:
         self.rows = list(range(len(prompts)))
         self.tokens = [[int(token) for token in prompt.tokens] for prompt in prompts]
         self.first = [len(prompt.tokens) - 1 for prompt in prompts]
-        self.steps: list[list[tuple[int, np.ndarray, np.ndarray, bool]]] = [[] for _ in prompts]
+        self.steps: list[list[tuple[int, np.ndarray, np.ndarray, bool, str]]] = [[] for _ in prompts]
+        self.stage = ""  # what has happened to the session, for complaints about what is fed from here on
+        self._returned: list[tuple[str, np.ndarray, np.ndarray]] = []  # (what, as returned, a copy made at once)
+        self._calls = 0
         self.session, step = decoder.start(prompts)
         self._write(step, 1, None)
 
@@ -75,18 +79,25 @@ class Transcript:
             del self.tokens[row][held:], self.steps[row][held - self.first[row] :]
         self._require_state("after rollback")
 
-    def drop(self, index: int) -> None:
-        """Drop the row at ``index`` among the present ones."""
-        self.session.drop(np.array([index]))
-        del self.rows[index]
+    def drop(self, *indices: int) -> None:
+        """Drop the rows at ``indices`` among the present ones, in one call and in that order."""
+        self.session.drop(np.array(indices))
+        self.rows = [row for index, row in enumerate(self.rows) if index not in indices]
         self._require_state("after drop")
 
     def trajectories(self) -> list[Trajectory]:
-        """What every row did, dropped ones included."""
+        """What every row did, dropped ones included, after requiring that no array returned so far has changed."""
+        self.require_kept()
         return [self._trajectory(row) for row in range(len(self.tokens))]
 
+    def require_kept(self) -> None:
+        """Arrays that the session returned are their caller's: no later call may change them."""
+        for what, returned, copied in self._returned:
+            same = np.array_equal(returned, copied, equal_nan=True)
+            self.tally.require(same, f"{what} has changed since it was returned: it is a view of state, or reused")
+
     def _trajectory(self, row: int) -> Trajectory:
-        depth, signal, logits, chosen = zip(*self.steps[row], strict=True)
+        depth, signal, logits, chosen, stage = zip(*self.steps[row], strict=True)
         tokens = np.array(self.tokens[row], dtype=np.int64)
         return Trajectory(
             self.names[row],
@@ -96,10 +107,14 @@ class Transcript:
             np.array(signal),
             np.array(chosen),
             np.array(logits),
+            stage,
         )
 
     def _write(self, step: Step, n: int, depth: Ints | None) -> None:
         rows, probes = len(self.rows), len(self.point.probes)
+        self._calls += 1
+        kept = {part: getattr(step, part) for part in ("logits", "depth", "signal")}
+        step = Step(**{part: self._keep(f"step.{part} of call {self._calls}", array) for part, array in kept.items()})
         for name, shape, expected in (
             ("logits", step.logits.shape[:2], (rows, n)),
             ("depth", step.depth.shape, (rows, n)),
@@ -115,11 +130,19 @@ class Transcript:
             )
         for index, row in enumerate(self.rows):
             for at in range(n):
-                said = (int(step.depth[index, at]), np.array(step.signal[index, at]), np.array(step.logits[index, at]))
-                self.steps[row].append((*said, depth is None))
+                said = (int(step.depth[index, at]), step.signal[index, at], step.logits[index, at])
+                self.steps[row].append((*said, depth is None, self.stage))
         self._require_state("after a step")
 
+    def _keep(self, what: str, returned: np.ndarray) -> np.ndarray:
+        """Remember ``returned`` beside a copy made at once, and give the copy."""
+        copied = np.array(returned)
+        self._returned.append((what, returned, copied))
+        return copied
+
     def _require_state(self, when: str) -> None:
+        for part in ("length", "cap"):
+            self._keep(f"session.{part} read {when} (call {self._calls})", getattr(self.session, part))
         length = [len(self.tokens[row]) for row in self.rows]
         held = self.session.length.tolist()
         self.tally.require(held == length, f"{when}: length {held}, but the rows hold {length} tokens")

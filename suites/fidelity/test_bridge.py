@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from emad_ref.audit.generation import generation
+from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
 NEW, ROWS, LENGTH = 24, 2, 8
+TOGETHER = 5  # rows of audited generation
 
 
 def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: Evidence, emad_audit: Auditor) -> None:
@@ -17,12 +20,14 @@ def test_teacher_forced_depths_and_losses_are_replays(emad_evidence: Evidence, e
 
 @pytest.mark.parametrize("kind", ["probing_point", "shallow_point"])
 def test_generated_tokens_are_the_argmax_at_their_depths(
-    emad_evidence: Evidence, emad_audit: Auditor, kind: str
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, kind: str
 ) -> None:
+    """After prompts of one token up to twice those that are timed."""
     subject = emad_evidence.subject
     point = getattr(emad_evidence.bridging, kind)
-    prompts = subject.prompts(ROWS, LENGTH)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    longest = min(2 * subject.budget.prompt_tokens, subject.window - NEW)
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, TOGETHER, longest), 1)
+    with subject.open(point, max_rows=TOGETHER) as decoder:
         emad_audit(generation(decoder, subject.lens, point, prompts, NEW, subject.tolerance, exact_context=False))
 
 

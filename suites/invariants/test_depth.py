@@ -1,4 +1,7 @@
-"""Does the decoder decide as the rule says: same signals, same depths, never rising, and counted as executed?"""
+"""Does the decoder decide as the rule says: same signals, same depths, never rising, and counted as executed?
+
+Prompts are drawn, a single token among them; there is one row more than in the largest batch that is timed.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,21 @@ from emad_ref.audit.decisions import decisions
 from emad_ref.audit.forced import forced
 from emad_ref.audit.rollback import rollback
 from emad_ref.audit.rows import rows
+from emad_ref.audit.sessions import sessions
+from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
-ROWS, FED, NEW = 3, 12, 12
+ROWS, FED, NEW = 5, 12, 16
 
 
-def test_signals_depths_and_ledger_are_the_rules(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_signals_depths_and_ledger_are_the_rules(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    prompts, continuation = subject.rows(1, FED)
-    with subject.open(point) as decoder:
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
+    with subject.open(point, max_rows=ROWS) as decoder:
         emad_audit(
             decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
         )
@@ -29,22 +36,37 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.rows(ROWS, FED)
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
     with subject.open(point, max_rows=ROWS) as decoder:
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
-def test_rollback_restores_tokens_cache_and_cap(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_rollback_restores_tokens_cache_and_cap(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.rows(ROWS, FED)
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
     with subject.open(point, max_rows=ROWS) as decoder:
         emad_audit(rollback(decoder, subject.lens, point, prompts, continuation, subject.tolerance))
 
 
-def test_rows_of_a_batch_decide_alone(emad_evidence: Evidence, emad_audit: Auditor) -> None:
+def test_sessions_side_by_side_keep_to_themselves(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject = emad_evidence.subject
+    point = subject.full
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
+    with subject.open(point, max_rows=ROWS) as decoder:
+        emad_audit(sessions(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+
+
+def test_rows_of_a_batch_decide_alone(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    prompts, _ = subject.rows(ROWS, 1)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    together = max(subject.budget.batch_sizes) + 1
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, together), 1)
+    with subject.open(point, max_rows=together) as decoder:
         emad_audit(rows(decoder, subject.lens, point, prompts, NEW, subject.tolerance))
