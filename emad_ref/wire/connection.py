@@ -23,7 +23,7 @@ FAREWELL_S = 5.0  # for the last call, and for a program to end after it
 
 T = TypeVar("T")
 
-TIMED_OUT = "raise --emad-decoder-timeout, or mend what hangs"
+TIMED_OUT = "raise the time limit (--emad-decoder-timeout), or mend what hangs"
 ENDED = "what it wrote to standard error may say why"
 GARBAGE = "nothing but frames may be written there: send prints and logs to standard error"
 MISFIT = "docs/wire.md says what each reply holds"

@@ -228,7 +228,7 @@ def test_whatever_comes_in_place_of_a_reply_is_one_clear_error(kind):
 def test_a_hang_ends_with_the_time_limit():
     with session_of(seconds=0.3, feed=lambda judge: time.sleep(3)) as (_, session, _):
         began = time.monotonic()
-        with pytest.raises(DecoderFailed, match=r"no reply within 0\.3 s; raise --emad-decoder-timeout"):
+        with pytest.raises(DecoderFailed, match=r"no reply within 0\.3 s; raise the time limit"):
             session.feed(TOKENS)
         assert time.monotonic() - began < 2
 
