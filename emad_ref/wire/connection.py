@@ -136,7 +136,7 @@ class Connection:
             so_far = f", {error.received!r} so far" if error.received else ""
             raise Broken(f"no reply within {seconds:g} s{so_far}", TIMED_OUT) from error
         except NoFrame as error:
-            raise Broken(f"{error.magic + stream.waiting()!r} where a frame begins with {MAGIC!r}", GARBAGE) from error
+            raise Broken(f"{error.magic + stream.rest()!r} where a frame begins with {MAGIC!r}", GARBAGE) from error
         except BadFrame as error:
             raise Broken(f"a frame with {error}", MISFIT) from error
         except Ended as error:
