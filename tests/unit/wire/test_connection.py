@@ -146,6 +146,7 @@ def test_what_is_no_argument_is_not_sent():
             lambda: session.feed(TOKENS, depth=np.full((2, 2), np.nan)),
             lambda: session.rollback(np.array([1.0, 2.0])),
             lambda: session.drop(np.array([True, False])),
+            lambda: session.feed(TOKENS, last=1.5),
         ):
             with pytest.raises(BadArgument):
                 call()

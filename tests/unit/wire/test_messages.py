@@ -122,6 +122,14 @@ def test_steps_and_states_come_back_equal():
     assert (found.length.tolist(), found.cap.tolist(), found.work) == ([9, 9], [LAYERS, LAYERS], work())
 
 
+def test_whole_numbers_of_any_width_travel_as_int64():
+    narrow = step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1), np.int32), np.ones((1, 1, 1))))
+    assert narrow.arrays["depth"].dtype == np.int64
+    assert state_frame(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
+    with pytest.raises(BadArgument, match="depth='float64', but expected integers"):
+        step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1)), np.ones((1, 1, 1))))
+
+
 def test_logits_of_half_precision_travel_as_float32():
     half = step_frame(Step(np.full((1, 1, VOCABULARY), 0.1, np.float16), np.ones((1, 1), np.int64), np.ones((1, 1, 1))))
     assert half.arrays["logits"].dtype == np.float32
