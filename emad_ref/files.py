@@ -35,7 +35,7 @@ KINDS = (
     (stat.S_ISFIFO, "a pipe"),
     (stat.S_ISSOCK, "a socket"),
 )
-TYPES = {dict: "an object", list: "a list"}
+TYPES: dict[type, str] = {dict: "an object", list: "a list"}
 
 
 class BadFile(BadArgument, OSError):
@@ -127,9 +127,10 @@ def parsed_json(text: str | bytes, *, constants: bool = False) -> Any:
     Raises:
         ValueError: no JSON, nested too deep, or a number beyond 64 bits.
     """
-    refused = {} if constants else {"parse_constant": _refuse_constant, "parse_float": _finite}
     try:
-        return json.loads(text, parse_int=_whole, **refused)
+        if constants:
+            return json.loads(text, parse_int=_whole)
+        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant)
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

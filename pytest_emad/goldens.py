@@ -24,6 +24,7 @@ from emad_ref.files import BadFile, read_bytes, write_atomically
 from emad_ref.verdict.known import SCHEMA, VERDICTS, Change, DamagedGolden, load_json, with_verdict, writable_entries
 
 INDEX = "index.json"
+LONGEST = 255  # bytes of a name, as file systems have it
 KEYS = {"id", "file", "sha256", "provenance"}
 
 
@@ -98,7 +99,11 @@ def _wrong(entry: Any) -> str:
         if not isinstance(entry[key], str):
             return f"{key}={entry[key]!r:.60}, but expected a text"
     file = entry["file"]
-    if file in ("", ".", "..", INDEX, VERDICTS) or set(file) & set("/\\\0"):
+    if (
+        file in ("", ".", "..", INDEX, VERDICTS)
+        or set(file) & set("/\\\0")
+        or len(file.encode("utf-8", "replace")) > LONGEST
+    ):
         return f"file={file!r:.60}, but expected the name of a file in this folder"
     return ""
 

@@ -6,6 +6,7 @@ One function per verb, its arguments beside it. Each prints what it did; bad inp
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -68,7 +69,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         require_bounded(args)
-        return args.run(args) or 0
+        status = args.run(args) or 0
+        sys.stdout.flush()
     except EmadError as error:
         print(f"emad: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # of the streams: files come as errors of ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not tried again at exit
+        if not isinstance(error, BrokenPipeError):  # then whoever read along has seen enough
+            print(f"emad: output: {error.strerror}", file=sys.stderr)
+        return 1
+    return status

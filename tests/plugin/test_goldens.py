@@ -65,7 +65,9 @@ def test_damage_is_an_error(tmp_path: Path, damage: str) -> None:
         goldens.read("tokens/abc")
 
 
-@pytest.mark.parametrize("file", ["../secret.json", "/etc/passwd", "a/b.json", "..", "", "index.json", "a\0b", 3, None])
+@pytest.mark.parametrize(
+    "file", ["../secret.json", "/etc/passwd", "a/b.json", "..", "", "index.json", "a\0b", "a" * 999, 3, None]
+)
 def test_the_index_names_plain_files_of_its_folder_only(tmp_path: Path, file: object) -> None:
     entry = {"id": "tokens/abc", "file": file, "sha256": "0", "provenance": {}}
     (tmp_path / "index.json").write_text(json.dumps([entry]))

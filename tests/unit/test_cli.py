@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -174,6 +176,14 @@ def test_bad_input_exits_1_and_says_why_on_stderr(small, tmp_path, capsys, argv,
     assert "Traceback" not in captured.err
     assert captured.out == ""
     assert not list(tmp_path.glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("command", "said"), [("| head -n 1", ""), ("> /dev/full", "emad: output: No space left on device\n")]
+)
+def test_output_that_nobody_takes_is_no_traceback(command, said):
+    words = f"{sys.executable} -m emad_ref world world:premise --documents 2000 {command}"
+    assert subprocess.run(words, shell=True, capture_output=True, text=True).stderr == said
 
 
 def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path, capsys, monkeypatch):
