@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
+from emad_ref.files import write_atomically
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
-from emad_ref.report.writing import write_atomically
 from pytest_emad import attendance, backends, origins, selfcheck
 from pytest_emad.options import register, settings
 from pytest_emad.results import NEVER, Results, write_report

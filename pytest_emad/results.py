@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from emad_ref.files import write_atomically
 from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
-from emad_ref.report.writing import write_atomically
 from emad_ref.verdict.gating import UNDECIDED
 from emad_ref.verdict.known import nothing_compared
 from pytest_emad.options import Settings
