@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,10 @@ from emad_ref.verdict.known import (
     shipped,
     summary,
 )
+from emad_ref.wire.address import address
 
 if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
+    from emad_ref.evidence.host import Host
     from emad_ref.evidence.pair.gathered import Pair
     from emad_ref.questions.asking import Answer, Named
 
@@ -145,14 +147,14 @@ def _require_row(where: str, name: str, register: dict[str, Claim]) -> None:
 def _answers(args: argparse.Namespace, docket: Any, claims: list[str]) -> Iterator[Answer]:
     """One claim after the other; models are loaded when the first that needs them is asked."""
     from emad_ref.evidence.gathered import Evidence
-    from emad_ref.evidence.host import Host
     from emad_ref.evidence.pair.names import PairNames
     from emad_ref.evidence.subject import open_model
     from emad_ref.questions.asking import ask
     from emad_ref.questions.register import question_of
 
-    host, names = Host(), PairNames(args.small_model, args.large_model)
+    names = PairNames(args.small_model, args.large_model)
     with ExitStack() as stack:
+        host = _host(args, stack)
 
         def model() -> tuple[Named, int]:
             with ends_the_run():
@@ -173,6 +175,16 @@ def _answers(args: argparse.Namespace, docket: Any, claims: list[str]) -> Iterat
                 made[question.about] = makers[question.about]()
             evidence, layers = made[question.about]
             yield ask(question, evidence, docket.asked(claim, evidence.name, layers))
+
+
+def _host(args: argparse.Namespace, stack: ExitStack) -> Host:
+    """Our decoder, or the one of another process, which ends with ``stack``."""
+    from emad_ref.evidence.distant import Distant
+    from emad_ref.evidence.host import Host
+
+    if args.decoder is None:
+        return Host()
+    return Host(stack.enter_context(closing(Distant(args.decoder, args.decoder_timeout))).make)
 
 
 def _pair(stack: ExitStack, docket: Any, host: Any, names: tuple[str, str]) -> Pair:
@@ -196,6 +208,10 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seed", type=read(values.seed, "--seed"), default=0, metavar="N")
     sub.add_argument("--device", type=read(values.device, "--device"), default="cpu")
     sub.add_argument("--dtype", choices=values.DTYPES, default="float32")
+    sub.add_argument("--decoder", type=read(address, "--decoder"), metavar="ADDRESS",
+                     help="as --emad-decoder: exec:COMMAND or tcp:HOST:PORT, in place of ours")  # fmt: skip
+    sub.add_argument("--decoder-timeout", type=read(values.seconds, "--decoder-timeout"), default=120.0,
+                     metavar="SECONDS", help="time limit of each call to it")  # fmt: skip
     sub.add_argument("--profile", type=read(values.file, "--profile"), metavar="FILE", help="instead of calibrating")
     sub.add_argument("--margin", type=read(values.nats, "--margin"), metavar="NATS", help="also judge EMAD at it")
     sub.add_argument("--lm-eval-tasks", dest="tasks", type=read(values.task_names, "--lm-eval-tasks"),

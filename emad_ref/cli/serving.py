@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -120,9 +120,9 @@ def _replies_alone() -> Iterator[int]:
     replies = os.dup(1)
     os.dup2(2, 1)
     try:
-        yield replies
+        with redirect_stdout(sys.stderr):  # which need not lead to descriptor 1
+            yield replies
     finally:
-        sys.stdout.flush()
         os.dup2(replies, 1)
         os.close(replies)
 

@@ -23,7 +23,7 @@ FAREWELL_S = 5.0  # for the last call, and for a program to end after it
 
 T = TypeVar("T")
 
-TIMED_OUT = "raise --emad-decoder-timeout, or mend what hangs"
+TIMED_OUT = "raise the time limit (--emad-decoder-timeout), or mend what hangs"
 ENDED = "what it wrote to standard error may say why"
 GARBAGE = "nothing but frames may be written there: send prints and logs to standard error"
 MISFIT = "docs/wire.md says what each reply holds"
@@ -136,7 +136,7 @@ class Connection:
             so_far = f", {error.received!r} so far" if error.received else ""
             raise Broken(f"no reply within {seconds:g} s{so_far}", TIMED_OUT) from error
         except NoFrame as error:
-            raise Broken(f"{error.magic + stream.waiting()!r} where a frame begins with {MAGIC!r}", GARBAGE) from error
+            raise Broken(f"{error.magic + stream.rest()!r} where a frame begins with {MAGIC!r}", GARBAGE) from error
         except BadFrame as error:
             raise Broken(f"a frame with {error}", MISFIT) from error
         except Ended as error:

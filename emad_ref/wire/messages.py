@@ -141,9 +141,9 @@ def request_frame(request: Request, model: Model) -> Frame:
         {
             "model": asdict(model),
             "point": points.to_json(request.point),
-            "seed": request.seed,
-            "max_rows": request.max_rows,
-            "temperature": request.temperature,
+            "seed": int(request.seed),
+            "max_rows": int(request.max_rows),
+            "temperature": float(request.temperature),
         }
     )
 
@@ -227,7 +227,8 @@ def _split(frame: Frame, name: str, lengths: str, rows: int | None = None) -> li
 
 
 def step_frame(step: Step) -> Frame:
-    return Frame(arrays={"logits": _travelling(step.logits), "depth": step.depth, "signal": _travelling(step.signal)})
+    depth = integers("depth", step.depth)
+    return Frame(arrays={"logits": _travelling(step.logits), "depth": depth, "signal": _travelling(step.signal)})
 
 
 def _travelling(values: Array) -> NDArray[Any]:
@@ -244,7 +245,8 @@ def step_of(frame: Frame, rows: int, n: int, read: int, sizes: Sizes) -> Step:
 
 
 def state_frame(length: Ints, cap: Ints, work: Work | None) -> Frame:
-    return Frame(arrays={"length": length, "cap": cap}) + work_frame(work, "work")
+    arrays = {"length": integers("length", length), "cap": integers("cap", cap)}
+    return Frame(arrays=arrays) + work_frame(work, "work")
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def work_frame(work: Work | None, prefix: str) -> Frame:
         return Frame()
     parts = {field.name: getattr(work, field.name) for field in fields(Work)}
     counts = {f"{prefix}.{name}": int(parts.pop(name)) for name in COUNTS}
-    return Frame(counts, {f"{prefix}.{name}": np.asarray(values) for name, values in parts.items()})
+    return Frame(counts, {f"{prefix}.{name}": integers(name, values) for name, values in parts.items()})
 
 
 def work_of(frame: Frame, prefix: str, sizes: Sizes) -> Work:

@@ -12,6 +12,8 @@ from dataclasses import MISSING, fields
 from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
+
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
 
@@ -41,6 +43,8 @@ def _worded(plain: Any) -> Any:
         return {key: _worded(value) for key, value in plain.items()}
     if isinstance(plain, list | tuple):
         return [_worded(value) for value in plain]
+    if isinstance(plain, np.generic):  # a point made from an array's values
+        plain = plain.item()
     if isinstance(plain, float) and math.isnan(plain):
         raise BadArgument("point", plain, "numbers, not NaN")
     return {math.inf: "inf", -math.inf: "-inf"}.get(plain, plain) if isinstance(plain, float) else plain

@@ -78,7 +78,8 @@ class RemoteDecoder:
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
         self._require_open()
-        asked = {"max_new": int(max_new), "stop": sorted(int(token) for token in stop)}
+        tokens = sorted(int(integers("stop", token)) for token in stop)
+        asked = {"max_new": int(integers("max_new", max_new)), "stop": tokens}
         frame = self._asked() + Frame(asked) + prompts_frame(prompts)
         return self._connection.call("generate", frame, lambda reply: record_of(reply, len(prompts), self._sizes))
 
@@ -125,7 +126,7 @@ class RemoteSession:
         if tokens.ndim != 2:
             raise BadArgument("tokens", tokens.shape, f"shape [{self._rows}, n ≥ 1]")
         arrays = {"tokens": tokens} | ({} if depth is None else {"depth": integers("depth", depth)})
-        read = tokens.shape[1] if last is None else int(last)
+        read = tokens.shape[1] if last is None else int(integers("last", last))
         return self._stepped("feed", Frame({"last": None if last is None else read}, arrays), tokens.shape[1], read)
 
     def deepen(self, length: Ints) -> Step:

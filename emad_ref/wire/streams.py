@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from emad_ref.errors import EmadError
 
+QUIET_MS = 100  # a line that is printed may come in several pieces
 PIECE = 1 << 20  # bytes of one read or write: a wait is looked at after each
 
 
@@ -76,14 +77,18 @@ class Stream:
                 except BlockingIOError:
                     continue
 
-    def waiting(self, most: int = 80) -> bytes:
-        """What has come already and nobody has read, at most so many bytes; it is taken. A broken stream holds none."""
-        ready = select.poll()
+    def rest(self, most: int = 80) -> bytes:
+        """What else comes, until it is quiet for a moment: at most so many bytes. A broken stream holds none."""
+        ready, found = select.poll(), b""
         ready.register(self.incoming, select.POLLIN)
         try:
-            return os.read(self.incoming, most) if ready.poll(0) else b""
+            while len(found) < most and ready.poll(QUIET_MS):
+                if not (piece := os.read(self.incoming, most - len(found))):
+                    break
+                found += piece
         except OSError:
-            return b""
+            return found
+        return found
 
     def _wait(self, descriptor: int, event: int) -> bool:
         """Whether ``descriptor`` is ready, or broken, before the deadline."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.plugin.conftest import Run
@@ -95,3 +97,32 @@ def test_the_example_of_the_hook_works_as_printed(project: pytest.Pytester, run:
         test_it=ASK.format(expected=["m", 0, 1]),
     )
     run().assert_outcomes(passed=1)
+
+
+def test_a_decoder_elsewhere_is_the_only_one_asked_and_ends_with_the_run(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two foreign providers beside it leave nothing to choose. A stand-in for the connection: who is asked counts."""
+    import sys
+    import types
+
+    told: list[object] = []
+
+    class StandIn:
+        def __init__(self, where: object, seconds: float) -> None:
+            told.append((str(where), seconds))
+
+        def make(self, request: Any) -> str:
+            return f"elsewhere {request.model.name}"
+
+        def close(self) -> None:
+            told.append("closed")
+
+    module = types.ModuleType("emad_ref.evidence.distant")
+    module.Distant = StandIn  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "emad_ref.evidence.distant", module)
+    ask = ASK.format(expected="elsewhere m")
+    project.makepyfile(**provider("one", "return 1"), **provider("two", "return 2"), test_it=ask, test_again=ask)
+    options = ("--emad-decoder", "tcp:127.0.0.1:7007", "--emad-decoder-timeout", "3")
+    run("-p", "one", "-p", "two", *options).assert_outcomes(passed=2)
+    assert told == [("tcp:127.0.0.1:7007", 3.0), "closed"]

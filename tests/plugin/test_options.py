@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from emad_ref.evidence.study import BUDGETS
+from emad_ref.wire.address import Program, Server
 from pytest_emad.options import OPTIONS, Settings, settings
 from tests.plugin.conftest import Run
 
@@ -16,6 +17,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "device": ("cuda:1", "cuda:1"),
     "dtype": ("bfloat16", "bfloat16"),
     "backend": ("emad-walked", "emad-walked"),
+    "decoder": ("tcp:127.0.0.1:7007", Server("tcp:127.0.0.1:7007", "127.0.0.1", 7007)),
+    "decoder-timeout": ("2.5", 2.5),
     "profile": ("profile.json", "profile.json"),
     "margin": ("0.25", 0.25),
     "report": ("new/report", "new/report"),
@@ -121,6 +124,19 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-corpus", "nowhere.txt"], "an existing file; looked at"),
         (["--emad-device", "cuda:x"], "--emad-device='cuda:x', but expected a torch device"),
         (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),
+        (["--emad-decoder", "udp:1"], "--emad-decoder='udp:1', but expected exec:COMMAND or tcp:HOST:PORT"),
+        (["--emad-decoder", "exec:"], "--emad-decoder='exec:', but expected a command behind exec:"),
+        (["--emad-decoder", "exec:./nowhere --fast"], "a program that is there and can be run; looked at"),
+        (["--emad-decoder", "exec:./profile.json"], "a program that is there and can be run; looked at"),
+        (["--emad-decoder", "exec:no-such-decoder"], "looked along PATH"),
+        (["--emad-decoder", "tcp:127.0.0.1:http"], "a port in 1–65535"),
+        (["--emad-decoder-timeout", "0"], "--emad-decoder-timeout='0', but expected a finite number of seconds above"),
+        (["--emad-decoder-timeout", "soon"], "a number of seconds"),
+        (
+            ["--emad-decoder", "tcp:127.0.0.1:7007", "--emad-backend", "emad-walked"],
+            "--emad-backend='emad-walked', but expected none beside --emad-decoder; leave one of them out",
+        ),
+        (["-o", "emad_decoder=exec:"], "ini emad_decoder='exec:', but expected a command"),
         (["--emad-profile", "nowhere.json"], "--emad-profile='nowhere.json', but expected an existing file"),
         (["--emad-margin", "wide"], "--emad-margin='wide', but expected a number of nats"),
         (["--emad-margin", "nan"], "a finite number of nats"),
@@ -169,6 +185,19 @@ def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, r
     run(
         "--emad-model", "a", "--emad-model", "b", "--emad-corpus", "self", "--emad-require", "speed", "--emad-seed", "3"
     ).stdout.fnmatch_lines(["emad: models a, b; corpus self; *; seed 3; require speed"])
+    elsewhere = run("--emad-decoder", "tcp:127.0.0.1:7007")
+    elsewhere.stdout.fnmatch_lines(["emad: *; gate paper; decoder tcp:127.0.0.1:7007"])
+
+
+def test_a_program_runs_in_the_folder_that_names_it(project: pytest.Pytester) -> None:
+    """And a report says it as it was written."""
+    program = project.path / "decoder"
+    program.write_text("")
+    program.chmod(0o755)
+    found = parsed(project, "--emad-decoder", "exec:./decoder --threads 1")
+    assert isinstance(found.decoder, Program)
+    assert (found.decoder.words, found.decoder.folder) == ((str(program), "--threads", "1"), project.path)
+    assert found.to_json()["decoder"] == "exec:./decoder --threads 1"
 
 
 def test_settings_are_plain_data() -> None:

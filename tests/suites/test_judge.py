@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,18 @@ def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: py
     assert "EMAD-E13" in capsys.readouterr().err
     assert main([*arguments[:-1], "EMAD-X9"]) == 4
     assert "--claims='EMAD-X9', but expected ids of the register" in capsys.readouterr().err
+
+
+def test_a_decoder_elsewhere_is_asked_in_place_of_ours(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody listens there, which is the end of it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+    asked = ["judge", str(reader), "--corpus", "self", "--claims", "EMAD-E5", "--decoder-timeout", "5"]
+    assert main([*asked, "--decoder", where]) == 4
+    assert f"emad: decoder={where}: call 'hello': no connection" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*asked, "--decoder", "udp:1"])
+    assert "--decoder='udp:1', but expected exec:COMMAND or tcp:HOST:PORT" in capsys.readouterr().err
 
 
 def test_the_record_is_asked_as_the_suites_ask_it(

@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -91,6 +92,11 @@ def test_points_of_every_kind_come_back_equal(point):
 def test_infinities_are_texts():
     plain = points.to_json(replace(POINT, thresholds=((-math.inf, math.inf),)))
     assert plain["thresholds"] == [["-inf", "inf"]]
+
+
+def test_numbers_of_an_array_travel_as_numbers():
+    point = replace(POINT, probes=(np.int64(4), np.int64(8)), thresholds=((np.float32(0.5), -np.float32(np.inf)),))
+    assert points.from_json(json.loads(json.dumps(points.to_json(point), allow_nan=False))) == point
 
 
 def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():

@@ -1,0 +1,204 @@
+"""What stands in a frame comes back; an array that is not there, or is another, is refused by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emad_ref.errors import BadArgument
+from emad_ref.protocol import Capabilities, Prompt, Step
+from emad_ref.record import Work
+from emad_ref.wire.frames import Frame
+from emad_ref.wire.messages import (
+    COLUMNS,
+    Sizes,
+    capabilities_json,
+    capabilities_of,
+    prompts_frame,
+    prompts_of,
+    record_frame,
+    record_of,
+    request_frame,
+    request_of,
+    state_frame,
+    state_of,
+    step_frame,
+    step_of,
+)
+from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, ROWS, VOCABULARY, record, state, step, work
+
+SIZES = Sizes(LAYERS, 1, VOCABULARY, counted=True)
+ROW = st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5).map(lambda row: np.array(row, dtype=np.int64))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(ROW, max_size=4), st.randoms())
+def test_prompts_come_back_row_by_row(rows, random):
+    plain = prompts_of(prompts_frame([Prompt(row) for row in rows]))
+    assert [prompt.tokens.tolist() for prompt in plain] == [row.tolist() for row in rows]
+    assert all(prompt.source is None for prompt in plain)
+    sources = random.sample(rows, len(rows))
+    read = prompts_of(prompts_frame([Prompt(row, source) for row, source in zip(rows, sources, strict=True)]))
+    if rows:
+        assert [prompt.source.tolist() for prompt in read] == [source.tolist() for source in sources]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ([Prompt(np.array([0.5]))], "prompts[0]='float64', but expected integers"),
+        ([Prompt(np.array([[1]]))], "prompts[0]=(1, 1), but expected shape [n]"),
+        ([Prompt(np.array([1]), np.array([1])), Prompt(np.array([1]))], "1 sources for 2 rows"),
+        ([Prompt(np.array([1]), np.array([True]))], "sources[0]='bool', but expected integers"),
+    ],
+)
+def test_prompts_that_are_none_are_not_sent(prompts, said):
+    with pytest.raises(BadArgument) as refused:
+        prompts_frame(prompts)
+    assert said in str(refused.value)
+
+
+def test_requests_come_back_whole():
+    request = replace(REQUEST, seed=3, temperature=0.5)
+    read = request_of(request_frame(request, MODEL))
+    assert (read.point, read.seed, read.max_rows, read.temperature) == (request.point, 3, ROWS, 0.5)
+    assert read.model.name == "m"
+    assert read.model.load() == MODEL
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("model", None, "model=None, but expected an object"),
+        ("model", {"name": "m"}, "folder=None, but expected a text"),
+        ("point", 3, "point=3, but expected an object"),
+        ("seed", -1, "seed=-1, but expected a whole number ≥ 0"),
+        ("max_rows", 0, "max_rows=0, but expected a whole number ≥ 1"),
+        ("max_rows", True, "max_rows=True"),
+        ("temperature", "hot", "temperature='hot', but expected a finite number ≥ 0"),
+    ],
+)
+def test_a_request_is_read_field_by_field(field, value, said):
+    frame = request_frame(REQUEST, MODEL)
+    with pytest.raises(BadArgument) as refused:
+        request_of(Frame(frame.header | {field: value}))
+    assert said in str(refused.value)
+
+
+CAPABILITIES = Capabilities(8, frozenset({"monotone", "chunked"}), counted=False, logit_noise=0.25, deepens=True)
+
+
+def test_capabilities_come_back_equal():
+    assert capabilities_of({"capabilities": capabilities_json(CAPABILITIES)}) == CAPABILITIES
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("max_feed", 0, "max_feed=0"),
+        ("schedules", "monotone", "schedules='monotone', but expected a list"),
+        ("schedules", [3], "schedules=[3], but expected a list of names"),
+        ("counted", 1, "counted=1, but expected true or false"),
+        ("logit_noise", -0.5, "logit_noise=-0.5, but expected a finite number"),
+        ("deepens", None, "deepens=None"),
+    ],
+)
+def test_capabilities_are_read_field_by_field(field, value, said):
+    with pytest.raises(BadArgument) as refused:
+        capabilities_of({"capabilities": capabilities_json(CAPABILITIES) | {field: value}})
+    assert said in str(refused.value)
+
+
+def test_steps_and_states_come_back_equal():
+    read = step_of(step(ROWS, 2), ROWS, 2, 2, SIZES)
+    assert read.logits.dtype == np.float64
+    assert read.logits.tolist() == np.arange(ROWS * 2 * VOCABULARY).reshape(ROWS, 2, VOCABULARY).tolist()
+    assert np.isnan(read.signal).all()
+    found = state_of(state(9), ROWS, SIZES)
+    assert (found.length.tolist(), found.cap.tolist(), found.work) == ([9, 9], [LAYERS, LAYERS], work())
+
+
+def test_whole_numbers_of_any_width_travel_as_int64():
+    narrow = step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1), np.int32), np.ones((1, 1, 1))))
+    assert narrow.arrays["depth"].dtype == np.int64
+    assert state_frame(np.ones(1, np.int32), np.ones(1, np.int8), None).arrays["cap"].dtype == np.int64
+    with pytest.raises(BadArgument, match="depth='float64', but expected integers"):
+        step_frame(Step(np.zeros((1, 1, VOCABULARY)), np.ones((1, 1)), np.ones((1, 1, 1))))
+
+
+def test_logits_of_half_precision_travel_as_float32():
+    half = step_frame(Step(np.full((1, 1, VOCABULARY), 0.1, np.float16), np.ones((1, 1), np.int64), np.ones((1, 1, 1))))
+    assert half.arrays["logits"].dtype == np.float32
+    assert half.arrays["logits"][0, 0, 0] == np.float16(0.1)
+
+
+def test_work_with_sources_comes_back_equal_and_is_absent_where_nothing_is_counted():
+    sourced = replace(work(), encoder_tokens=7, encoder_context=49)
+    assert state_of(state_frame(np.ones(1, np.int64), np.ones(1, np.int64), sourced), 1, SIZES).work == sourced
+    uncounted = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), None)
+    assert state_of(uncounted, 1, replace(SIZES, counted=False)).work is None
+    with pytest.raises(BadArgument, match=r"work\.tokens=None, but expected an array, int64 \[4\]"):
+        state_of(uncounted, 1, SIZES)
+
+
+def test_records_come_back_equal():
+    given_record = record()
+    read = record_of(record_frame(given_record), ROWS, SIZES)
+    for name in COLUMNS:
+        assert getattr(read.tokens, name).tolist() == getattr(given_record.tokens, name).tolist(), name
+    assert read.tokens.kept.dtype == np.bool_
+    assert read.signal.tolist() == given_record.signal.tolist()
+    assert [row.tolist() for row in read.emitted] == [row.tolist() for row in given_record.emitted]
+    assert (read.stop, read.work, read.prompt_work) == (given_record.stop, {0: work()}, {0: work()})
+    uncounted = replace(given_record, work=None, prompt_work=None)
+    read = record_of(record_frame(uncounted), ROWS, replace(SIZES, counted=False))
+    assert (read.work, read.prompt_work) == (None, None)
+
+
+def test_a_record_of_two_models_is_no_decoders():
+    with pytest.raises(BadArgument, match=r"work=\[0, 1\], but expected work of model 0"):
+        record_frame(replace(record(), work={0: work(), 1: work()}))
+
+
+def changed(frame, name, value):
+    return Frame(frame.header, frame.arrays | {name: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("token.depth", np.array([0, 4]), "token.depth=0, but expected 1–4"),
+        ("token.cap", np.array([4, 5]), "token.cap=5, but expected 1–4"),
+        ("token.sequence", np.array([0, 2]), "token.sequence=2, but expected 0–1"),
+        ("token.phase", np.array([0, -1]), "token.phase=-1, but expected 0–4"),
+        ("token.kept", np.array([0, 2]), "token.kept=2, but expected 0–1"),
+        ("token.token", np.array([0]), "token.token='int64 [1]', but expected int64 [2]"),
+        ("signal", np.zeros((2, 2)), "signal='float64 [2, 2]', but expected float32 or float64 [2, 1]"),
+        ("emitted", np.zeros(4, np.int64), "emitted='int64 [4]', but expected int64 [3]"),
+        ("emitted_lengths", np.array([3]), "emitted_lengths='int64 [1]', but expected int64 [2]"),
+        ("emitted_lengths", np.array([4, -1]), "emitted_lengths=[4, -1], but expected lengths ≥ 0"),
+        ("work.fills", np.zeros((3, 4), np.int64), "work.fills='int64 [3, 4]', but expected int64 [2, 4]"),
+        ("prompt_work.tokens", np.zeros(4), "prompt_work.tokens='float64 [4]', but expected int64 [4]"),
+    ],
+)
+def test_a_record_is_read_array_by_array(name, value, said):
+    with pytest.raises(BadArgument) as refused:
+        record_of(changed(record_frame(record()), name, value), ROWS, SIZES)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("stop", [None, ["length"], ["length", "bored"], ["length", ["length"]]])
+def test_a_record_says_why_each_row_stopped(stop):
+    frame = record_frame(record())
+    with pytest.raises(BadArgument, match="stop="):
+        record_of(Frame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
+
+
+def test_work_is_counted_in_whole_numbers():
+    frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
+    with pytest.raises(BadArgument, match=r"work\.encoder_tokens=-1"):
+        state_of(Frame(frame.header | {"work.encoder_tokens": -1}, frame.arrays), 1, SIZES)

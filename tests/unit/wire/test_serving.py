@@ -1,0 +1,270 @@
+"""The loop that serves a factory: each call reaches its decoder or session, each error comes back as its kind."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
+from emad_ref.wire.frames import BadFrame, Frame, encoded, read_frame
+from emad_ref.wire.messages import prompts_frame, request_frame
+from emad_ref.wire.serving import Serving
+from emad_ref.wire.streams import Ended, Stream
+from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
+
+
+class StubSession:
+    def __init__(self, decoder, rows):
+        self.decoder, self.length, self.cap, self.work = decoder, np.full(rows, 1), np.full(rows, LAYERS), work()
+
+    def feed(self, tokens, depth=None, last=None):
+        self.decoder.heard.append((tokens.tolist(), None if depth is None else depth.tolist(), last))
+        if depth is not None:
+            raise InadmissibleDepth("depth[0, 0]=9, but row 0 admits 1–4")
+        self.length = self.length + tokens.shape[1]
+        return shown(*tokens.shape)
+
+    def deepen(self, length):
+        raise ZeroDivisionError("a slip of a decoder")
+
+    def rollback(self, length):
+        raise BadArgument("length", length.tolist(), "less")
+
+    def commit(self, length):
+        raise Strange("a decoder's own error")
+
+    def drop(self, rows):
+        self.length = np.delete(self.length, rows)
+        self.cap = np.delete(self.cap, rows)
+
+    def close(self):
+        self.decoder.heard.append("session closed")
+
+
+class Strange(EmadError):
+    pass
+
+
+class StubDecoder:
+    capabilities = Capabilities(max_feed=3)
+
+    def __init__(self):
+        self.heard = []
+
+    def start(self, prompts):
+        self.heard.append([prompt.tokens.tolist() for prompt in prompts])
+        return StubSession(self, len(prompts)), shown(len(prompts), 1)
+
+    def generate(self, prompts, max_new, stop):
+        self.heard.append((len(prompts), max_new, stop))
+        return record(len(prompts))
+
+    def synchronize(self):
+        self.heard.append("synchronized")
+
+    def close(self):
+        self.heard.append("closed")
+
+
+def shown(rows, n):
+    return Step(np.zeros((rows, n, VOCABULARY)), np.ones((rows, n), np.int64), np.zeros((rows, n, 1)))
+
+
+class Judge:
+    """The other end of a serving loop; ``decoders`` made so far, and what ended it."""
+
+    def __init__(self, served):
+        ours, theirs = socket.socketpair()
+        self.socket, self.stream, self.decoders, self.ended = ours, Stream(ours.fileno(), ours.fileno()), [], None
+
+        def make(request):
+            if request.seed == 13:
+                raise Unsupported("not with this seed")
+            self.decoders.append(StubDecoder())
+            return self.decoders[-1]
+
+        def serve():
+            try:
+                with theirs:
+                    served(make, "stub").serve(Stream(theirs.fileno(), theirs.fileno()))
+            except (EmadError, OSError) as error:
+                self.ended = error
+
+        self._thread = threading.Thread(target=serve, daemon=True)
+        self._thread.start()
+
+    def __call__(self, call, *frames, **header):
+        self.stream.write(encoded(sum(frames, Frame({"call": call})) + Frame(header)))
+        return read_frame(self.stream.read)
+
+    def wait(self):
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+@contextmanager
+def serving(served=Serving):
+    judge = Judge(served)
+    try:
+        yield judge
+    finally:
+        judge.socket.close()
+        judge.wait()
+
+
+@pytest.fixture
+def judge():
+    with serving() as judge:
+        yield judge
+
+
+@pytest.fixture
+def decoder(judge):
+    """The number of an open decoder."""
+    return judge("open", request_frame(REQUEST, MODEL)).header["decoder"]
+
+
+@pytest.fixture
+def session(judge, decoder):
+    """The number of an open session of two rows."""
+    prompts = prompts_frame([Prompt(np.array([1, 2])), Prompt(np.array([3]))])
+    return judge("start", prompts, decoder=decoder).header["session"]
+
+
+def ints(**arrays):
+    return Frame(arrays={name: np.array(values, dtype=np.int64) for name, values in arrays.items()})
+
+
+def refused(reply):
+    return reply.header["error"], reply.header["message"]
+
+
+def test_hello_says_who_and_which_version(judge):
+    assert judge("hello", wire=1).header == {"reply": "hello", "wire": 1, "name": "stub"}
+    assert refused(judge("hello", wire=2)) == ("BadArgument", "wire=2, but expected 1, the version spoken here")
+
+
+def test_every_call_reaches_its_decoder(judge, decoder, session):
+    started, stub = judge.decoders[0].heard[0], judge.decoders[0]
+    assert started == [[1, 2], [3]]
+    fed = judge("feed", ints(tokens=[[5, 6], [7, 8]]), session=session, last=1)
+    assert stub.heard[-1] == ([[5, 6], [7, 8]], None, 1)
+    assert fed.header["reply"] == "feed"
+    assert fed.arrays["length"].tolist() == [3, 3]
+    assert fed.arrays["logits"].shape == (2, 2, VOCABULARY)
+    assert judge("drop", ints(rows=[1]), session=session).arrays["length"].tolist() == [3]
+    judge("generate", prompts_frame([Prompt(np.array([1]))]), decoder=decoder, max_new=4, stop=[9, 8])
+    assert stub.heard[-1] == (1, 4, frozenset({8, 9}))
+    judge("synchronize", decoder=decoder)
+    assert stub.heard[-1] == "synchronized"
+
+
+def test_errors_come_back_as_their_kinds(judge, session):
+    depths = ints(tokens=[[1], [2]], depth=[[9], [9]])
+    assert refused(judge("feed", depths, session=session))[0] == "InadmissibleDepth"
+    assert refused(judge("rollback", ints(length=[1, 1]), session=session)) == (
+        "BadArgument",
+        "length=[1, 1], but expected less",
+    )
+    assert refused(judge("open", request_frame(REQUEST, MODEL), seed=13)) == ("Unsupported", "not with this seed")
+    assert refused(judge("commit", ints(length=[1, 1]), session=session)) == (
+        "Failure",
+        "Strange: a decoder's own error",
+    )
+
+
+def test_an_error_of_any_other_kind_is_a_failure_whose_place_is_shown(judge, session, capfd):
+    reply = judge("deepen", ints(length=[1, 1]), session=session)
+    assert refused(reply) == ("Failure", "ZeroDivisionError: a slip of a decoder")
+    assert "in deepen" in capfd.readouterr().err
+    judge("hello", wire=1)  # and the loop goes on
+
+
+@pytest.mark.parametrize(
+    ("call", "header", "said"),
+    [
+        ("dance", {}, "call='dance', but expected one of hello, open, start"),
+        (None, {}, "call=None, but expected one of"),
+        (["feed"], {}, "call=['feed']"),
+        ("start", {}, "decoder=None, but expected a whole number ≥ 0"),
+        ("start", {"decoder": 99}, "decoder=99, but expected an open decoder; open are [1]"),
+        ("feed", {"session": 1}, "session=1, but expected an open session; open are [2]"),
+        ("feed", {"session": "2"}, "session='2', but expected a whole number"),
+        ("feed", {"session": 2}, "tokens=None, but expected an array, int64 [n, n]"),
+        ("rollback", {"session": 2}, "length=None, but expected an array, int64 [n]"),
+        ("generate", {"decoder": 1}, "stop=None, but expected a list"),
+        ("generate", {"decoder": 1, "stop": ["a"]}, "stop=['a'], but expected a list of tokens"),
+        ("generate", {"decoder": 1, "stop": [], "max_new": 1.5}, "max_new=1.5, but expected a whole number"),
+    ],
+    ids=str,
+)
+def test_a_request_that_is_none_is_a_bad_argument(judge, session, call, header, said):
+    kind, message = refused(judge(call, **header))
+    assert kind == "BadArgument"
+    assert said in message
+
+
+def test_arrays_of_another_kind_are_bad_arguments(judge, session):
+    kind, message = refused(judge("feed", Frame(arrays={"tokens": np.zeros((2, 1))}), session=session))
+    assert (kind, message) == ("BadArgument", "tokens='float64 [2, 1]', but expected int64 [n, n]")
+    kind, message = refused(judge("feed", ints(tokens=[[1], [2]]), session=session, last=-1))
+    assert "last=-1" in message
+
+
+def test_sessions_end_by_themselves_and_with_their_decoder(judge, decoder, session):
+    other = judge("open", request_frame(REQUEST, MODEL)).header["decoder"]
+    prompt = prompts_frame([Prompt(np.array([1]))])
+    kept = judge("start", prompt, decoder=other).header["session"]
+    second = judge("start", prompt, decoder=decoder).header["session"]
+    assert len({decoder, other, session, second, kept}) == 5
+    judge("end", session=session)
+    assert judge.decoders[0].heard[-1] == "session closed"
+    assert "an open session" in refused(judge("end", session=session))[1]
+    judge("close", decoder=decoder)
+    assert judge.decoders[0].heard[-2:] == ["session closed", "closed"]
+    assert "an open session" in refused(judge("feed", ints(tokens=[[1]]), session=second))[1]
+    assert "an open decoder" in refused(judge("close", decoder=decoder))[1]
+    assert judge("feed", ints(tokens=[[1]]), session=kept).header["reply"] == "feed"
+
+
+def test_bye_and_a_closed_stream_close_everything():
+    for farewell in (lambda judge: judge("bye"), lambda judge: judge.socket.shutdown(socket.SHUT_WR)):
+        with serving() as judge:
+            number = judge("open", request_frame(REQUEST, MODEL)).header["decoder"]
+            judge("start", prompts_frame([Prompt(np.array([1]))]), decoder=number)
+            farewell(judge)
+            judge.wait()
+            assert judge.decoders[0].heard[-2:] == ["session closed", "closed"]
+            assert judge.ended is None
+
+
+@pytest.mark.parametrize(("sent", "error"), [(b"GET / HTTP/1.1\r\n", BadFrame), (b"EMW1\0", Ended)])
+def test_after_something_else_than_a_request_nothing_can_be_read(sent, error):
+    with serving() as judge:
+        judge("open", request_frame(REQUEST, MODEL))
+        judge.socket.sendall(sent)
+        judge.socket.shutdown(socket.SHUT_WR)
+        judge.wait()
+        assert isinstance(judge.ended, error)
+        assert judge.decoders[0].heard == ["closed"]
+
+
+def test_calls_take_turns():
+    """``turn`` is entered around each call, and left where one fails."""
+    turn = threading.Lock()
+    with serving(lambda make, name: Serving(make, name, turn)) as judge:
+        judge("dance")
+        judge("hello", wire=1)
+        assert not turn.locked()
+        with turn:
+            judge.stream.write(encoded(Frame({"call": "hello", "wire": 1})))
+            judge.socket.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                judge.socket.recv(1)
+        judge.socket.settimeout(None)
+        assert read_frame(judge.stream.read).header["name"] == "stub"
