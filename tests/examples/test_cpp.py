@@ -226,7 +226,7 @@ def test_draws_depend_on_the_seed_and_the_row_alone(remote: Remote, odd: tuple[P
     others = [
         *first,
         *sampled(remote, folder, prompts, 1.0, 2, new=16),
-        *sampled(remote, folder, prompts, 1.0, 1 << 40, new=16),
+        *sampled(remote, folder, prompts, 1.0, 2 + (1 << 40), new=16),
     ]
     assert len({tuple(row) for row in others}) == 9
 

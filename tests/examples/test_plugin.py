@@ -9,10 +9,12 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from emad_ref.audit import generation
+from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt, Unsupported
 from tests.decoders.subject import lens_of
 from tests.examples.conftest import EXAMPLES, Suites
-from tests.small import small_model
+from tests.small import LAYERS, small_model
 
 PLUGIN = EXAMPLES / "plugin"
 TOLERANCE = 1e-9  # float64: sums in another order
@@ -61,6 +63,14 @@ def test_sessions_answer_as_fresh_ones_would(module: ModuleType) -> None:
     hold(session.feed(np.array([[5], [6]])).logits, 1)
     with pytest.raises(Unsupported, match="forced depths"):
         session.feed(np.array([[5], [6]]), np.array([[1], [1]]))
+
+
+def test_its_records_are_what_it_did(module: ModuleType) -> None:
+    decoder = module.Decoder()
+    decoder.model = small_model("gpt_neox")
+    prompts = [Prompt(np.arange(7)), Prompt(np.arange(1)), Prompt(np.arange(4))]
+    finding = generation(decoder, lens_of(decoder.model), full_depth(LAYERS), prompts, 8, TOLERANCE)
+    assert finding.passed is True, finding
 
 
 def test_it_passes_the_suite_of_full_depth(suites: Suites) -> None:
