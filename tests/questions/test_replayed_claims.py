@@ -17,6 +17,7 @@ from emad_ref.questions import emad_e4, emad_e7
 from emad_ref.questions.asking import Answer, ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.emad_e4 import Found, Reading
+from emad_ref.questions.premises import unanswered
 from emad_ref.questions.register import question_of
 from emad_ref.verdict.claims import load_register
 from emad_ref.verdict.units import ByPair, DocumentOf
@@ -156,3 +157,12 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
     monkeypatch.setattr(evidence.stopwatch, "against_full", declines)
     verdict = answered("EMAD-E7", evidence).verdict
     assert (verdict.verdict, verdict.reason) == ("not applicable", "monotone depth only")
+
+
+def test_quality_that_the_decoder_leaves_open_is_refused_by_it(stepper: Stepper) -> None:
+    evidence = refuted(small_evidence(stepper))
+    found = answered("EMAD-F1", evidence)
+    assert (found.verdict.verdict, found.refused) == ("not applicable", SPEAKS_NOT)
+    assert unanswered(small_evidence(stepper)) == ""
+    evidence.loaded.trained = False
+    assert unanswered(evidence) == "", "random weights have no quality that anybody could decide"
