@@ -39,10 +39,12 @@ class Auditor:
         point: OperatingPoint | None = None,
         found_depths: Tokens | None = None,
         wanted_depths: Tokens | None = None,
+        *,
+        declared: float = 0.0,
     ) -> None:
         """Fail unless each row's tokens (and depths) are equal to the end, or to a tie (``audit.sameness``)."""
-        depths = found_depths, wanted_depths
-        finding = same_tokens(self._lens, self._tolerance, prompts, found, wanted, point, *depths)
+        given = (self._tolerance, prompts, found, wanted, point, found_depths, wanted_depths)
+        finding = same_tokens(self._lens, *given, declared=declared)
         if not finding.passed:
             pytest.fail(finding.detail, pytrace=False)
         if finding.ties:

@@ -5,11 +5,15 @@
 ``rollback``    after a rollback a session is what it was
 ``generation``  the timed path emits the argmax at the depths it claims
 ``rows``        rows of a batch decide on their own
+``sessions``    sessions side by side keep to themselves, whatever happens to their rows
+``sampling``    tokens are drawn at the temperature and by the seed, from the distribution at their depths
+``memory``      closed sessions give their memory back
+``noise``       what a decoder declares is what rounding can need
 ``timed``       what was emitted while a clock ran is what is claimed of it
 ``bridge``      teacher-forced depths and NLL equal replay's
 
-Each returns a ``Finding``; ``tolerances`` says how far numbers may differ. The oracle is a ``Lens``; NumPy only, but
-for ``oracle``, which makes one of a model that the stepper knows.
+Each returns a ``Finding``; ``tolerances`` says how far numbers may differ, ``shapes`` what is asked for. The oracle is
+a ``Lens``; NumPy only, but for ``oracle``, which makes one of a model that the stepper knows.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from emad_ref.audit.generation import generation
 from emad_ref.audit.lens import Lens, LogitLens
 from emad_ref.audit.rollback import rollback
 from emad_ref.audit.rows import rows
+from emad_ref.audit.sessions import sessions
 from emad_ref.audit.tolerances import tolerance
 
 __all__ = [
@@ -35,5 +40,6 @@ __all__ = [
     "generation",
     "rollback",
     "rows",
+    "sessions",
     "tolerance",
 ]

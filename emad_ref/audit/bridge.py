@@ -61,8 +61,8 @@ def bridge(
     NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not compared.
     Discriminating are positions at which a probe lay below the cap.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise, STORED)
     tally = Tally("bridge", needed if point.adaptive else 0)
+    tolerance = tally.allow(max(tolerance, STORED), decoder.capabilities.logit_noise)
     with tally:
         for number, document in enumerate(replayed):
             trajectory = _teacher_forced(tally, decoder, point, document, f"document {number}")

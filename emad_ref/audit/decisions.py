@@ -37,8 +37,8 @@ def decisions(
     cap; a point without probes has none to offer and needs none. ``tolerance`` in logits and nats, raised to the
     decoder's declared noise.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("decisions", needed if point.adaptive else 0)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     if not decoder.capabilities.counted:
         tally.notes.append("ledger not checked: the decoder does not count its work")
     with tally:

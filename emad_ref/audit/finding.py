@@ -4,13 +4,16 @@ A check refutes a decoder at the first complaint it can prove: one wrong number 
 a consequence. Absent is not zero: a check that had too few positions at which a defect would have shown says
 inconclusive, never passed.
 
-A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits
-lie within the tolerance, or another depth where a signal lies within it of its threshold. More than ``TIE_LIMIT`` of
-them is no longer noise (METHODS, "Tolerances").
+A *tie* is a difference that the tolerance excuses: the decoder took another token where the reference's best logits lie
+within twice the tolerance, each off by it, or another depth where a signal lies within it of its threshold. More than
+``TIE_LIMIT`` of them is no longer noise (METHODS, "Tolerances"). A decoder that declares more noise than its dtype's
+tolerance is nearer to ties more often: of the positions where one was possible it may take the other side at about
+half.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -52,8 +55,21 @@ class Tally:
     n: int = 0
     ties: int = 0
     discriminating: int = 0
+    near: int = 0  # positions at which a tie was possible
+    noisy: bool = False
     complaint: str | None = None
     notes: list[str] = field(default_factory=list)
+
+    def allow(self, tolerance: float, declared: float) -> float:
+        """``tolerance``, raised to the noise that the decoder has ``declared``."""
+        self.noisy = declared > tolerance
+        return max(tolerance, declared)
+
+    @property
+    def most_ties(self) -> float:
+        """Ties beyond which differences are no longer noise; four standard deviations above half of those possible."""
+        room = self.near / 2 + 2 * math.sqrt(self.near) if self.noisy else 0.0
+        return TIE_LIMIT * self.n + room
 
     def require(self, holds: bool, complaint: str) -> None:
         """Go on if ``holds``, else end the check with ``complaint``."""
@@ -77,8 +93,9 @@ class Tally:
             seen += "; " + "; ".join(self.notes)
         if self.complaint is not None:
             return Finding(self.check, False, f"{self.complaint} ({seen})", self.n, self.ties)
-        if self.ties > TIE_LIMIT * self.n:
-            detail = f"more than {TIE_LIMIT:.0%} of positions are ties ({seen})"
+        if self.ties > self.most_ties:
+            where = f" and half of the {self.near} where one was possible" if self.noisy else ""
+            detail = f"more than {TIE_LIMIT:.0%} of positions{where} are ties ({seen})"
             return Finding(self.check, False, detail, self.n, self.ties)
         if self.discriminating < self.needed:
             detail = f"too few positions at which a defect would show: {self.needed} needed ({seen})"

@@ -52,8 +52,8 @@ def forced(
     depths most room. Discriminating are positions whose logits differ from full depth's by more than ``tolerance``
     (logits; raised to the decoder's declared noise).
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("forced", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally, Transcript(tally, decoder, prompts, point) as talk:
         depth = falling_depths(rng, talk.session.cap, continuations.shape[1], point.schedule)
         for turn, columns in enumerate(slices(continuations.shape[1], decoder.capabilities.max_feed)):

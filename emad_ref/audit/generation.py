@@ -39,8 +39,8 @@ def generation(
     The stop token of the last run is one that the first row emitted half-way, so that stopping is really exercised.
     ``tolerance`` and ``exact_context`` as in ``decisions``.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("generation", needed if point.adaptive else 0)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     if not decoder.capabilities.counted:
         tally.notes.append("ledger not checked: the decoder does not count its work")
     with tally:

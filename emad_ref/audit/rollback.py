@@ -37,8 +37,8 @@ def rollback(
     The first half of the columns is fed and rolled back, the second half fed afterwards. Discriminating are forgotten
     positions whose depth lay below the restored cap. ``tolerance`` as in ``forced``.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("rollback", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     half = continuations.shape[1] // 2
     with tally, Transcript(tally, decoder, prompts, point) as talk:
         for at, depth in enumerate(_staircase(talk.session.cap, half)):

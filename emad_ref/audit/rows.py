@@ -1,8 +1,8 @@
 """Rows decide on their own: n rows together give the tokens and depths of each row alone.
 
-Compared up to the first difference of a row, which must be a tie: a logit gap, or a distance of a signal from its
-threshold at that or an earlier token, within the tolerance. From there on one flipped depth carries to every later
-token; both trajectories are then judged by the lens, each on its own history.
+Compared up to the first difference of a row, which must be a tie: a logit gap within twice the tolerance, or a distance
+of a signal from its threshold, at that or an earlier token, within it. From there on one flipped depth carries to every
+later token; both trajectories are then judged by the lens, each on its own history.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.generation import read_record
 from emad_ref.audit.lens import Lens, Reference, consult
-from emad_ref.audit.rule import emission_noise, tied
+from emad_ref.audit.rule import tied, tied_gap
 from emad_ref.audit.trajectory import Trajectory, at_depth, hold_against, judge_tokens
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -48,8 +48,8 @@ def rows(
     adaptive): rows that decide alike cannot be told from rows that follow each other. ``tolerance`` as in
     ``decisions``.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     tally = Tally("rows", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally:
         record = decoder.generate(prompts, max_new, stop)
         together = _runs(tally, record, prompts, max_new, stop, point)
@@ -99,4 +99,4 @@ def _tied(reference: Reference, run: Trajectory, at: int, point: OperatingPoint,
     """
     near = tied(point, reference.signal[: at + 1], tuple(one[: at + 1] for one in reference.rows), tolerance)
     best = np.sort(at_depth(reference.emitted[at : at + 1], run.depth[at : at + 1])[0])[-2:]
-    return bool(near.any() or best[1] - best[0] < tolerance * emission_noise(point))
+    return bool(near.any() or best[1] - best[0] < tied_gap(point, tolerance))

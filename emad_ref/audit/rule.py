@@ -31,6 +31,11 @@ def emission_noise(point: OperatingPoint) -> float:
     return 1.0 if SIGNALS[point.signal].alone else SIGNALS[point.signal].noise
 
 
+def tied_gap(point: OperatingPoint, tolerance: float) -> float:
+    """The gap between two logits of what is emitted below which either may lead: each may be off by the tolerance."""
+    return 2 * tolerance * emission_noise(point)
+
+
 def thresholds_of(point: OperatingPoint, rows: Ints) -> Floats:
     """[m, probes] thresholds of decided tokens in order, a sequence's first of them first; ``rows`` [m] their bins."""
     thresholds: Floats = np.array(point.thresholds, dtype=np.float64)[rows]

@@ -1,8 +1,8 @@
 """Two decoders that should emit the same: their token sequences are compared up to ties.
 
-A difference is a tie when the two best logits at that position lie within the tolerance, or a signal lies within it of
-its threshold at that or an earlier position: both are honest answers to the same question. Ties are counted, and more
-than 1 % of tokens tied is a failure (METHODS, "Tolerances").
+A difference is a tie when the two best logits at that position lie within twice the tolerance, or a signal lies within
+it of its threshold at that or an earlier position: both are honest answers to the same question. Ties are counted, and
+more than 1 % of tokens tied is a failure (METHODS, "Tolerances").
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from emad_ref.audit.finding import TIE_LIMIT, Finding
 from emad_ref.audit.lens import Lens, consult
-from emad_ref.audit.rule import emission_noise, tied
+from emad_ref.audit.rule import tied, tied_gap
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.record import Floats
@@ -32,12 +32,17 @@ def same_tokens(
     point: OperatingPoint | None = None,
     found_depths: Tokens | None = None,
     wanted_depths: Tokens | None = None,
+    *,
+    declared: float = 0.0,
 ) -> Finding:
     """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
 
     ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
+    ``declared``: noise that whoever made ``found`` declares; beyond ``tolerance`` it takes its place, and every row may
+    then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
     ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
     """
+    limit, tolerance = 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
     ties, total = 0, sum(map(len, found))
     for row, prompt in enumerate(prompts):
         at = _first_difference(found[row], wanted[row])
@@ -56,8 +61,8 @@ def same_tokens(
             )
             return Finding(CHECK, False, complaint, total, ties)
         ties += 1
-    if ties > TIE_LIMIT * total:
-        complaint = f"{ties} ties in {total} tokens: more than {TIE_LIMIT:.0%} is no longer noise"
+    if ties > limit * total:
+        complaint = f"{ties} ties in {total} tokens: more than {limit:.0%} is no longer noise"
         return Finding(CHECK, False, complaint, total, ties)
     said = f"{ties} of {total} tokens stand after a tie's first difference" if ties else f"all {total} tokens"
     return Finding(CHECK, True, said, total, ties)
@@ -73,11 +78,11 @@ def _tied(
 ) -> bool:
     history = np.concatenate([prompt.tokens, np.asarray(emitted, dtype=np.int64)])
     if point is None:
-        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < tolerance
+        return _gap(lens(history, len(history) - 1)[-1, (depth or 0) - 1]) < 2 * tolerance
     reference = consult(lens, history, point, len(prompt.tokens) - 1, tolerance)
     gap = _gap(reference.emitted[-1, (depth or point.layers) - 1])
     near = tied(point, reference.signal, reference.rows, tolerance)
-    return gap < tolerance * emission_noise(point) or bool(near.any())
+    return gap < tied_gap(point, tolerance) or bool(near.any())
 
 
 def _gap(logits: Floats) -> float:

@@ -2,8 +2,8 @@
 
 Two sessions of one decoder are fed in turns. In the first, part of each row is committed, and the rows are rolled back
 to there: what was committed may be freed above the cap of *that* time, not of this. Then they go on at the depths which
-the restored caps allow, the second session is closed, and several rows are dropped in one call, in no order. Whatever
-is said meanwhile is held against the lens, row by row; complaints name what had happened last.
+the restored caps allow, the second session is closed, and several rows are dropped in one call, in either order.
+Whatever is said meanwhile is held against the lens, row by row; complaints name what had happened last.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def sessions(
     Raises:
         BadArgument: too few tokens to feed.
     """
-    tolerance = max(tolerance, decoder.capabilities.logit_noise)
     phase = continuations.shape[1] // PHASES
     if phase < FEWEST:
         raise BadArgument("continuations", continuations.shape, f"at least {PHASES * FEWEST} tokens for each row")
     tally = Tally("sessions", needed)
+    tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]
     with tally, Transcript(tally, decoder, prompts, point) as talk:
@@ -57,8 +57,9 @@ def sessions(
             asides = iter(np.flip(continuations[others], axis=1).T)
 
             def in_turns(tokens: Ints) -> None:
-                """Feed ``tokens`` [rows, n] at falling depths, the first at the cap, and as much to the other session."""
-                for fed, depth in zip(tokens.T, falling_depths(rng, talk.session.cap, tokens.shape[1], point.schedule).T):
+                """Feed ``tokens`` [rows, n] at depths that fall from the caps, and as many to the other session."""
+                depths = falling_depths(rng, talk.session.cap, tokens.shape[1], point.schedule)
+                for fed, depth in zip(tokens.T, depths.T, strict=True):
                     talk.feed(fed[:, None], depth[:, None])
                     other.feed(next(asides)[:, None])
 
@@ -73,12 +74,19 @@ def sessions(
             spoken = other.trajectories()
         talk.stage = "after the other session was closed"
         talk.feed(continuations[:, 2 * phase : 2 * phase + 1], talk.session.cap[:, None].copy())
-        if len(prompts) > 2:
-            gone = [int(row) for row in rng.choice(len(prompts), int(rng.integers(2, len(prompts))), replace=False)]
-            talk.drop(*gone)
-            talk.stage = f"after rows {gone} were dropped at once"
-        for fed in continuations[talk.rows, 2 * phase + 1 :].T:
-            talk.feed(fed[:, None], talk.session.cap[:, None].copy())
+        for columns, backwards in zip(
+            np.array_split(np.arange(2 * phase + 1, 3 * phase), 2), (False, True), strict=True
+        ):
+            if (
+                len(talk.rows) > 2
+            ):  # two of them at once; forwards the last stays, or indices that shift would still fit
+                gone = sorted(
+                    rng.choice(len(talk.rows) - (not backwards), 2, replace=False).tolist(), reverse=backwards
+                )
+                talk.drop(*gone)
+                talk.stage = f"after rows {gone} were dropped at once"
+            for fed in continuations[talk.rows][:, columns].T:
+                talk.feed(fed[:, None], talk.session.cap[:, None].copy())
         for trajectory in (*talk.trajectories(), *spoken):
             reference = hold_against(tally, trajectory, lens, point, tolerance)
             tally.discriminating += differing_logits(reference, trajectory, tolerance)

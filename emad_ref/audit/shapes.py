@@ -12,6 +12,7 @@ import numpy as np
 from emad_ref.errors import BadArgument
 
 BRIEF = 40  # tokens that an audit of many rows reads at most before it feeds: cheap, whatever the model
+BEFORE = 4  # positions at most before a buffer of 2ⁿ ends
 EDGE = 8  # positions from the end of the window that still count as its end
 
 
@@ -37,3 +38,15 @@ def far(rng: np.random.Generator, room: int) -> list[int]:
     lengths = [rng.integers(quarter // 2, quarter) + 1, rng.integers(quarter, 3 * quarter) + 1]
     lengths.append(rng.integers(max(3 * quarter, room - EDGE), room) + 1)
     return [int(n) for n in rng.permutation(lengths)]
+
+
+def edges(rng: np.random.Generator, room: int) -> list[int]:
+    """Lengths one to ``BEFORE`` positions below 64, 128 and 256, as far as ``room`` goes: buffers grow there.
+
+    Raises:
+        BadArgument: as ``far``.
+    """
+    if room < 4:
+        raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
+    ends = [size for size in (64, 128, 256) if size <= room] or [room]
+    return [max(1, int(size - rng.integers(1, BEFORE + 1))) for size in ends]

@@ -14,7 +14,7 @@ import numpy as np
 
 from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import Lens, Reference, consult
-from emad_ref.audit.rule import depths_of, emission_noise, headroom, may_fire, noise_of
+from emad_ref.audit.rule import depths_of, emission_noise, headroom, may_fire, noise_of, tied_gap
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.signals import SIGNALS
@@ -91,16 +91,17 @@ def judge_depths(
     unread = ((passed | exited) & ~read).any(axis=1)
     _first(tally, trajectory, unread & chosen, lambda t: "a signal that the rule compares was not read")
 
-    strict, excused = _given(trajectory, reference, point, tolerance, rows)
+    strict, excused, several = _given(trajectory, reference, point, tolerance, rows)
     wrong = chosen & (depth != strict)
+    tally.near += int((chosen & several).sum())
     _first(tally, trajectory, wrong & ~excused, lambda t: f"the rule gives depth {strict[t]} under cap {cap[t]}")
     tally.ties += int(wrong.sum())
 
 
 def _given(
     trajectory: Trajectory, reference: Floats, point: OperatingPoint, tolerance: float, rows: tuple[Ints, ...]
-) -> tuple[Ints, Bools]:
-    """([m] depths that the rule gives under the caps, [m] whether the tolerance excuses the depths taken instead)."""
+) -> tuple[Ints, Bools, Bools]:
+    """[m] the depth that the rule gives, whether the tolerance excuses the one taken, whether it allows several."""
     depth, cap = trajectory.depth, trajectory.caps(point)
     at_cap, given = depth == cap, []
     nearly, shallow, deep = at_cap.copy(), cap.copy(), np.zeros_like(cap)
@@ -111,7 +112,7 @@ def _given(
         shallow = np.minimum(shallow, depths_of(point, room + slack, cap))
         deep = np.maximum(deep, depths_of(point, room - slack, cap))
         nearly |= (room + slack)[np.arange(len(depth)), depth - 1] >= 0
-    return given[0], nearly & (shallow <= depth) & (depth <= deep)
+    return given[0], nearly & (shallow <= depth) & (depth <= deep), shallow < deep
 
 
 def judge_logits(
@@ -143,11 +144,13 @@ def judge_tokens(
     rows = np.arange(len(emitted))
     shown = emitted_at(reference, trajectory)
     gap = shown.max(axis=-1) - shown[rows, emitted]
-    best = shown.argmax(axis=-1)
+    best, allowed = shown.argmax(axis=-1), tied_gap(point, tolerance)
+    first, second = np.partition(shown, (-1, -2), axis=-1)[:, [-1, -2]].T
+    tally.near += int((first - second < allowed).sum())
     _first(
         tally,
         trajectory,
-        gap >= tolerance * emission_noise(point),
+        gap >= allowed,
         lambda t: f"emitted {emitted[t]}, but the argmax at that depth is {best[t]}",
     )
     tally.ties += int((emitted != best).sum())

@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
+from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, window_of, windows
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace, window_of, windows
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.errors import EmadError
 from emad_ref.evidence.host import Host
@@ -41,6 +42,7 @@ from emad_ref.text.sources import CorpusUnavailable, documents_of
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
+NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
 PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 
 
@@ -74,6 +76,16 @@ class Subject:
     def tolerance(self) -> float:
         """Largest honest difference of a logit or signal for this family, dtype and device."""
         return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type)
+
+    @cached_property
+    def largest_noise(self) -> float:
+        """The most that a decoder may declare, in logits: ``audit.noise``."""
+        (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
+        return largest_noise(self.lens, prompt.tokens, self.tolerance)
+
+    def allowed(self, decoder: Decoder) -> float:
+        """Largest honest difference of a logit of ``decoder``: its declared noise, where that is more and honest."""
+        return max(self.tolerance, min(decoder.capabilities.logit_noise, self.largest_noise))
 
     @property
     def dtype(self) -> str:
@@ -260,7 +272,7 @@ class Subject:
         return prompts, np.stack([text[n : n + fed] for text, n in zip(texts, lengths, strict=True)])
 
     def drawn_rows(self, rng: np.random.Generator, lengths: Sequence[int], fed: int) -> tuple[list[Prompt], Ints]:
-        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from this run's text.
+        """Prompts of these ``lengths`` and int64 [rows, fed] tokens that continue them, cut anywhere from its text.
 
         The text is documents end to end, each behind its opening token: as long a piece as the model's window can hold
         is there, however short documents are.
@@ -278,13 +290,11 @@ class Subject:
 
     @cached_property
     def lens(self) -> ModelLens:
-        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer."""
-        return ModelLens(self.stepper, self.source)
+        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer.
 
-    def lens_at_end(self, tokens: Ints) -> Floats:
-        """Reference logits [L, V] of the last position."""
-        last: Floats = lens_logits(self.stepper, tokens, len(tokens) - 1, self.source)[0]
-        return last
+        Called with ``first`` too, those from there on.
+        """
+        return ModelLens(self.stepper, self.source)
 
     @torch.inference_mode()
     def own_logits(self, tokens: Ints) -> Floats:

@@ -29,7 +29,10 @@ SEEDS = 2**16  # of the tokens that are fed
 
 @dataclass(frozen=True)
 class Found:
-    """``differences`` [comparisons] largest |difference| of a logit at a position; ``tolerance`` the honest one."""
+    """``differences`` [comparisons] largest |difference| of a logit at a position.
+
+    ``tolerance`` the honest one: of the dtype, or the noise that the decoder declares.
+    """
 
     differences: Floats
     tolerance: float
@@ -54,7 +57,9 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 def answered(evidence: Evidence, asked: Asked, drawn: Sequence[Floats]) -> Answer:
     """The answer from ``differences_at`` of every depth sequence drawn; no text is read."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
-    verdict = decide(Found(differences, evidence.subject.tolerance), asked)
+    with evidence.subject.open(evidence.subject.full) as decoder:
+        allowed = evidence.subject.allowed(decoder)
+    verdict = decide(Found(differences, allowed), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 
 

@@ -83,7 +83,8 @@ def same_output(pair: Pair, draft: Partner, verifier: Partner) -> Finding:
     own = verifier.decoder.generate(prompts, new, frozenset())
     found = speculation(draft, verifier).generate(prompts, new, frozenset())
     theirs, mine = ([tokens.tolist() for tokens in record.emitted] for record in (found, own))
-    return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point)
+    declared = verifier.decoder.capabilities.logit_noise
+    return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
 
 
 QUESTION = Question("EMAD-E8", "pair", answer, measures=True)

@@ -19,6 +19,7 @@ def test_tokens_and_depths_are_the_golden_ones(
     prompts = subject.prompts(ROWS, LENGTH)
     with subject.open(point, max_rows=ROWS) as decoder:
         record = decoder.generate(prompts, NEW, frozenset())
+        declared = decoder.capabilities.logit_noise
     found: dict[str, Any] = {
         "prompts": [p.tokens.tolist() for p in prompts],
         "point": {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]},
@@ -31,4 +32,5 @@ def test_tokens_and_depths_are_the_golden_ones(
         emad_record.note(f"{evidence.name}: golden row not applicable (no golden recorded)")
         return
     assert golden["prompts"] == found["prompts"], "the golden was recorded for other prompts: record it again"
-    emad_audit.same_tokens(prompts, found["emitted"], golden["emitted"], point, found["depths"], golden["depths"])
+    depths = found["depths"], golden["depths"]
+    emad_audit.same_tokens(prompts, found["emitted"], golden["emitted"], point, *depths, declared=declared)

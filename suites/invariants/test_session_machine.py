@@ -1,11 +1,13 @@
 """Any order of feed, forced feed, rollback, commit and drop leaves a session that answers as a fresh one would.
 
-A state machine holds the plain history of every row beside the session; the oracle is the lens over that history.
+A state machine holds the plain history of every row of up to two sessions of one decoder; the oracle is the lens over
+that history. What a session said is kept until its row ends, falls back or is dropped, and then judged by one pass.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import settings
@@ -18,106 +20,206 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from numpy.typing import NDArray
 
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.subject import Subject
-from emad_ref.protocol import Decoder, Prompt, Step
+from emad_ref.protocol import Decoder, Prompt, Session, Step
+from emad_ref.record import Floats
 from pytest_emad.options import Settings
 
-LONGEST = 14
-STEPS = 8
+ROWS = 3  # of a session at most
+SHORT, LONG = 4, 64  # tokens of a prompt
+GROWTH = 12  # tokens that may follow it
+WIDEST = 3  # tokens of one feed
+STEPS = 10
+
+Numbers = NDArray[np.number[Any]]
+
+
+@dataclass
+class Row:
+    """``depths`` of all tokens of ``history``, prompts at the ceiling; ``said``: position → (depth, logits, after)."""
+
+    history: list[int]
+    depths: list[int]
+    room: int
+    committed: int = 0
+    said: dict[int, tuple[int, Floats, str]] = field(default_factory=dict)
+
+
+@dataclass
+class Talk:
+    """One open session: its rows, what was done to it, and (name, array as returned, copy) of all that it returned."""
+
+    session: Session
+    rows: list[Row]
+    done: list[str]
+    returned: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
+
+    def keep(self, name: str, array: Numbers) -> None:
+        self.returned.append((f"{name} after {self.done[-1]}", array, np.array(array)))
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Subclassed with ``subject`` and ``decoder`` by the test below."""
+    """Subclassed with ``subject``, ``decoder`` and ``tolerance`` by the test below."""
 
     subject: ClassVar[Subject]
     decoder: ClassVar[Decoder]
+    tolerance: ClassVar[float]
+    talks: list[Talk]
 
-    @initialize(seed=st.integers(0, 2**16), lengths=st.lists(st.integers(1, 4), min_size=1, max_size=2))
-    def start(self, seed: int, lengths: list[int]) -> None:
+    @initialize(seed=st.integers(0, 2**16), data=st.data())
+    def start(self, seed: int, data: st.DataObject) -> None:
         self.rng = np.random.default_rng(seed)
         self.layers = self.subject.stepper.layers
-        self.history = [self.random(n) for n in lengths]
-        self.committed = [0] * len(lengths)
-        self.session, step = self.decoder.start([Prompt(np.array(h)) for h in self.history])
-        depths = step.depth[:, 0].tolist()  # a prompt's last position is the first decoding step
-        self.caps = [[self.layers] * (n - 1) + [depth] for n, depth in zip(lengths, depths, strict=True)]
-        self.compare(step, depths)
+        self.talks = []
+        self.open_session(data)
 
     def random(self, n: int) -> list[int]:
         drawn: list[int] = self.rng.integers(0, self.subject.stepper.vocabulary, n).tolist()
         return drawn
 
-    def compare(self, step: Step, depths: list[int]) -> None:
-        for row, depth in enumerate(depths):
-            want = self.subject.lens_at_end(np.array(self.history[row]))[depth - 1]
-            difference = np.abs(step.logits[row, -1] - want).max()
-            assert difference <= self.subject.tolerance, f"row {row} at depth {depth} is off by {difference:.2e}"
-
-    @precondition(lambda self: self.history and max(map(len, self.history)) < LONGEST)
+    @precondition(lambda self: len(self.talks) < 2)
     @rule(data=st.data())
-    def feed_at_forced_depths(self, data: st.DataObject) -> None:
-        depths = [data.draw(st.integers(1, caps[-1]), label="depth") for caps in self.caps]
-        tokens = [self.random(1)[0] for _ in self.history]
-        step = self.session.feed(np.array(tokens)[:, None], np.array(depths)[:, None])
-        for row, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
-            self.history[row].append(token)
-            self.caps[row].append(depth)
-        self.compare(step, depths)
+    def open_session(self, data: st.DataObject) -> None:
+        longest = min(LONG, self.subject.window - GROWTH)
+        length = st.one_of(st.integers(1, SHORT), st.integers(1, longest))
+        lengths = data.draw(st.lists(length, min_size=1, max_size=ROWS), label="prompts")
+        prompts = [self.random(n) for n in lengths]
+        session, step = self.decoder.start([Prompt(np.array(prompt)) for prompt in prompts])
+        # a prompt's last position is the first decoding step
+        rows = [Row(prompt, [self.layers] * (len(prompt) - 1), len(prompt) + GROWTH) for prompt in prompts]
+        talk = Talk(session, rows, [f"a start over prompts of {lengths} tokens"])
+        self.talks.append(talk)
+        self.write(talk, step, 1, 1)
 
-    @precondition(lambda self: self.history and max(map(len, self.history)) < LONGEST)
-    @rule()
-    def feed(self) -> None:
-        tokens = [self.random(1)[0] for _ in self.history]
-        step = self.session.feed(np.array(tokens)[:, None])
-        depths = step.depth[:, -1].tolist()
-        for row, (token, depth) in enumerate(zip(tokens, depths, strict=True)):
-            assert depth <= self.caps[row][-1], f"row {row}: depth rose from {self.caps[row][-1]} to {depth}"
-            self.history[row].append(token)
-            self.caps[row].append(depth)
-        self.compare(step, depths)
+    def talk(self, data: st.DataObject) -> Talk:
+        return self.talks[data.draw(st.integers(0, len(self.talks) - 1), label="session")]
 
-    @precondition(lambda self: self.history)
+    def write(self, talk: Talk, step: Step, n: int, last: int) -> None:
+        """Keep what ``step`` says of the last ``n`` tokens of each row, logits of ``last`` of them."""
+        for part in ("logits", "depth", "signal"):
+            talk.keep(f"step.{part}", getattr(step, part))
+        assert step.logits.shape[:2] == (len(talk.rows), last), f"logits of shape {step.logits.shape}, last={last}"
+        for index, row in enumerate(talk.rows):
+            for depth in step.depth[index].tolist():
+                cap = row.depths[-1] if row.depths else self.layers
+                assert 1 <= depth <= cap, f"row {index}: depth {depth} under cap {cap}, after {talk.done[-1]}"
+                row.depths.append(depth)
+            for at in range(n - last, n):
+                said = (int(step.depth[index, at]), np.array(step.logits[index, at - n + last]), talk.done[-1])
+                row.said[len(row.history) - n + at] = said
+
+    @precondition(lambda self: any(len(row.history) < row.room for talk in self.talks for row in talk.rows))
+    @rule(data=st.data(), forced=st.booleans())
+    def feed(self, data: st.DataObject, forced: bool) -> None:
+        talk = self.talk(data)
+        room = min(row.room - len(row.history) for row in talk.rows)
+        if room < 1:
+            return
+        n = data.draw(st.integers(1, min(WIDEST, room, self.decoder.capabilities.max_feed)), label="tokens")
+        last = data.draw(st.one_of(st.none(), st.integers(0, n)), label="last")
+        tokens = np.array([self.random(n) for _ in talk.rows])
+        depth = None
+        if forced:
+            drawn = [data.draw(st.lists(st.integers(1, r.depths[-1]), min_size=n, max_size=n)) for r in talk.rows]
+            depth = np.minimum.accumulate(np.array(drawn), axis=1)
+        talk.done.append(f"a feed of {n} tokens{' at forced depths' if forced else ''}, last={last}")
+        step = talk.session.feed(tokens, depth, last)
+        for row, fed in zip(talk.rows, tokens.tolist(), strict=True):
+            row.history += fed
+        assert depth is None or np.array_equal(step.depth, depth), f"depth {depth} was forced, {step.depth} taken"
+        self.write(talk, step, n, n if last is None else last)
+
     @rule(data=st.data())
     def rollback(self, data: st.DataObject) -> None:
-        lengths = [
-            data.draw(st.integers(max(1, floor), len(h)), label="length")
-            for floor, h in zip(self.committed, self.history, strict=True)
-        ]
-        self.session.rollback(np.array(lengths))
-        for row, length in enumerate(lengths):
-            del self.history[row][length:], self.caps[row][length:]
+        talk = self.talk(data)
+        lengths = [data.draw(st.integers(max(1, row.committed), len(row.history)), label="length") for row in talk.rows]
+        talk.done.append(f"a rollback to {lengths}")
+        talk.session.rollback(np.array(lengths))
+        for index, (row, length) in enumerate(zip(talk.rows, lengths, strict=True)):
+            if length < len(row.history):
+                self.judge(index, row)
+            del row.history[length:], row.depths[length:]
 
-    @precondition(lambda self: self.history)
-    @rule()
-    def commit(self) -> None:
-        self.committed = [len(h) for h in self.history]
-        self.session.commit(np.array(self.committed))
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        talk = self.talk(data)
+        for row in talk.rows:
+            row.committed = data.draw(st.integers(max(1, row.committed), len(row.history)), label="length")
+        lengths = [row.committed for row in talk.rows]
+        talk.done.append(f"a commit of {lengths} of {[len(row.history) for row in talk.rows]} tokens")
+        talk.session.commit(np.array(lengths))
 
-    @precondition(lambda self: len(self.history) > 1)
+    @precondition(lambda self: any(len(talk.rows) > 1 for talk in self.talks))
     @rule(data=st.data())
     def drop(self, data: st.DataObject) -> None:
-        row = data.draw(st.integers(0, len(self.history) - 1), label="row")
-        self.session.drop(np.array([row]))
-        for column in (self.history, self.caps, self.committed):
-            del column[row]
+        talk = self.talk(data)
+        if len(talk.rows) == 1:
+            return
+        order = data.draw(st.permutations(range(len(talk.rows))), label="rows")
+        gone = order[: data.draw(st.integers(1, len(order) - 1), label="of them")]
+        talk.done.append(f"a drop of rows {gone}")
+        talk.session.drop(np.array(gone))
+        for index in gone:
+            self.judge(index, talk.rows[index])
+        talk.rows = [row for index, row in enumerate(talk.rows) if index not in gone]
+
+    @precondition(lambda self: len(self.talks) > 1)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        talk = self.talk(data)
+        self.judge_all(talk)
+        self.talks.remove(talk)
+        talk.session.close()
+
+    def judge_all(self, talk: Talk) -> None:
+        for index, row in enumerate(talk.rows):
+            self.judge(index, row)
+
+    def judge(self, index: int, row: Row) -> None:
+        """Hold what was said of the row against the lens over its history."""
+        if not row.said:
+            return
+        first = min(row.said)
+        reference = self.subject.lens(np.array(row.history), first)
+        for position, (depth, logits, after) in sorted(row.said.items()):
+            off = np.abs(logits - reference[position - first, depth - 1]).max()
+            at = f"row {index}, position {position}, depth {depth}"
+            assert off <= self.tolerance, f"{at}: logits off by {off:.2g} after {after}, more than {self.tolerance:g}"
+        row.said.clear()
 
     @invariant()
     def length_and_cap_are_those_of_the_history(self) -> None:
-        if not hasattr(self, "session"):
-            return
-        assert self.session.length.tolist() == [len(h) for h in self.history]
-        assert self.session.cap.tolist() == [caps[-1] for caps in self.caps]
+        for talk in getattr(self, "talks", []):
+            length, cap = talk.session.length, talk.session.cap
+            assert length.tolist() == [len(row.history) for row in talk.rows], f"length after {talk.done[-1]}"
+            assert cap.tolist() == [row.depths[-1] for row in talk.rows], f"cap after {talk.done[-1]}"
+            talk.keep("session.length", length)
+            talk.keep("session.cap", cap)
+
+    @invariant()
+    def what_was_returned_stays(self) -> None:
+        for talk in getattr(self, "talks", []):
+            for name, returned, copied in talk.returned:
+                assert np.array_equal(returned, copied, equal_nan=True), f"{name} changed after {talk.done[-1]}"
 
     def teardown(self) -> None:
-        if hasattr(self, "session"):
-            self.session.close()
+        talks = getattr(self, "talks", [])
+        try:
+            for talk in talks:
+                self.judge_all(talk)
+        finally:
+            for talk in talks:
+                talk.session.close()
 
 
 def test_session_survives_any_order_of_operations(emad_evidence: Evidence, emad_settings: Settings) -> None:
-    with emad_evidence.subject.open(emad_evidence.bridging.probing_point, max_rows=2) as decoder:
-        machine = type("BoundMachine", (SessionMachine,), {"subject": emad_evidence.subject, "decoder": decoder})
+    subject = emad_evidence.subject
+    with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
+        bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder)}
         run_state_machine_as_test(
-            machine, settings=settings(max_examples=emad_settings.budget.examples, stateful_step_count=STEPS)
+            type("BoundMachine", (SessionMachine,), bound),
+            settings=settings(max_examples=emad_settings.budget.examples, stateful_step_count=STEPS),
         )

@@ -56,5 +56,5 @@ def emit_the_same(pair: Pair, audit: Auditor, rows: int, verifier: Partner, deco
     for decoder in decoders:
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
-        audit.same_tokens(prompts, theirs, mine, point)
+        audit.same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
         audit(generation(decoder, large.lens, point, prompts, NEW, large.tolerance))

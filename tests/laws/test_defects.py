@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, tolerance
+from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, sessions, tolerance
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder
 from tests.decoders.cached import CachedDecoder
@@ -13,7 +13,7 @@ from tests.decoders.defective import DEFECTS
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.subject import LAYERS, drawn, lens_of, spread_point, tiny_neox
 
-CHECKS = ("forced", "decisions", "rollback", "generation", "rows")
+CHECKS = ("forced", "decisions", "rollback", "generation", "rows", "sessions")
 TOLERANCE = tolerance("gpt_neox", "float64", "cpu")
 MAX_NEW = 16
 
@@ -27,8 +27,9 @@ def run_check(name: str, decoder: type, point: OperatingPoint) -> Finding:
     def made(at: OperatingPoint) -> Decoder:
         return decoder(model, at)
 
-    if name == "forced":
-        return forced(made(roomy), lens, roomy, prompts, continuation, np.random.default_rng(5), TOLERANCE)
+    if name in ("forced", "sessions"):
+        check = {"forced": forced, "sessions": sessions}[name]
+        return check(made(roomy), lens, roomy, prompts, continuation, np.random.default_rng(5), TOLERANCE)
     if name == "rollback":
         return rollback(made(roomy), lens, roomy, prompts, continuation, TOLERANCE)
     if name == "decisions":

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Refuted
+from emad_ref.audit.lens import LogitLens
 from emad_ref.audit.sameness import same_tokens
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
@@ -26,7 +27,7 @@ def lens(*, near: dict[int, int] | None = None, first_probe: np.ndarray = SURE):
                 given[position, layer - 1, 1] = 9.0 - TOLERANCE / 2
         return given
 
-    return logits
+    return LogitLens(logits)
 
 
 def rows(*different: int, length: int = MANY) -> list[list[int]]:
