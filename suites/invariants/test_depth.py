@@ -17,7 +17,6 @@ from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
 ROWS, FED, NEW = 5, 12, 16
-SHARED = 4  # rows of the first of two sessions
 
 
 def test_signals_depths_and_ledger_are_the_rules(
@@ -57,8 +56,8 @@ def test_sessions_side_by_side_keep_to_themselves(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, SHARED), FED)
-    with subject.open(point, max_rows=SHARED) as decoder:
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
+    with subject.open(point, max_rows=ROWS) as decoder:
         emad_audit(sessions(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 

@@ -71,10 +71,14 @@ class CachedSession:
     def position(self, row: Row, n: int) -> int:
         return len(row.tokens)
 
+    def positions(self, row: Row, n: int) -> Tensor:
+        """int64 [n] of the row's next ``n`` tokens."""
+        return torch.arange(n) + self.position(row, n)
+
     def run(self, row: Row, hidden: Tensor, layer: int) -> Tensor:
         """Block ``layer`` (from 1) over ``hidden`` [1, n, d], the row's next n positions."""
-        n, held, start = hidden.shape[1], row.memory.held(layer - 1), self.position(row, hidden.shape[1])
-        positions = torch.arange(start, start + n)[None]
+        n, held = hidden.shape[1], row.memory.held(layer - 1)
+        positions = self.positions(row, n)[None]
         mask = torch.full((n, held + n), -torch.inf, dtype=hidden.dtype).triu(held + 1)[None, None]
         self.count_block(layer, n, held + n)
         return self.body.layers[layer - 1](
@@ -107,12 +111,16 @@ class CachedSession:
         for row, prompt in zip(self.rows, prompts, strict=True):
             before = list(map(int, prompt.tokens[:-1]))
             if before:
-                hidden = self.embed(before)
-                for layer in range(1, self.point.ceiling + 1):
-                    hidden = self.run(row, hidden, layer)
+                self.read(row, before)
                 row.tokens += before
                 row.caps += [self.point.ceiling] * len(before)
         return self.feed(np.array([[int(prompt.tokens[-1])] for prompt in prompts]))
+
+    def read(self, row: Row, tokens: Sequence[int]) -> None:
+        """Prompt positions before the last, in one pass at the ceiling."""
+        hidden = self.embed(tokens)
+        for layer in range(1, self.point.ceiling + 1):
+            hidden = self.run(row, hidden, layer)
 
     def ceiling_of(self, row: Row) -> int:
         """The largest depth of the row's next token."""
@@ -156,7 +164,6 @@ class CachedSession:
 
     @torch.inference_mode()
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
-        assert last in (None, 1), "one token a feed: its logits are why it is fed"
         if depth is not None:
             self.admit(depth)
         said = []
@@ -166,7 +173,7 @@ class CachedSession:
             row.tokens.append(token)
             row.caps.append(self.next_cap(row, said[-1][1]))
         logits, depths, signals = (np.array(part)[:, None] for part in zip(*said, strict=True))
-        return Step(logits, depths, signals)
+        return Step(logits if last is None else logits[:, 1 - last :], depths, signals)
 
     def rollback(self, length: Ints) -> None:
         for row, held in zip(self.rows, length, strict=True):
@@ -174,9 +181,12 @@ class CachedSession:
             row.memory.truncate(int(held))
 
     def commit(self, length: Ints) -> None:
-        """Frees K/V above the caps."""
-        for row in self.rows:
-            row.memory.layers[row.caps[-1] :] = [None] * (self.point.layers - row.caps[-1])
+        """Frees K/V above the caps that hold at ``length``: no token from there on gets higher."""
+        for row, held in zip(self.rows, length, strict=True):
+            self.free(row, row.caps[int(held)])
+
+    def free(self, row: Row, cap: int) -> None:
+        row.memory.layers[cap:] = [None] * (self.point.layers - cap)
 
     def drop(self, rows: Ints) -> None:
         self.rows = [row for index, row in enumerate(self.rows) if index not in set(map(int, rows))]
@@ -188,8 +198,21 @@ class CachedDecoder:
     capabilities = Capabilities()
     session: type[CachedSession] = CachedSession
 
-    def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint):
-        self.model, self.point = model, point
+    def __init__(self, model: GPTNeoXForCausalLM, point: OperatingPoint, temperature: float = 0.0, seed: int = 0):
+        self.model, self.point, self.temperature, self.seed = model, point, temperature, seed
+
+    def generators(self, rows: int) -> list[torch.Generator]:
+        """One per row, so that rows draw alone."""
+        return [torch.Generator().manual_seed(1_000_003 * self.seed + row) for row in range(rows)]
+
+    def pick(self, logits: Floats, generator: torch.Generator) -> int:
+        """The argmax, or a draw from softmax(logits [V] / temperature)."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        return self.draw(torch.from_numpy(logits).double() / self.temperature, generator)
+
+    def draw(self, scaled: Tensor, generator: torch.Generator) -> int:
+        return int(torch.multinomial(scaled.softmax(-1), 1, generator=generator))
 
     def start(self, prompts: Sequence[Prompt], generating: bool = False) -> tuple[CachedSession, Step]:
         session = self.session(self.model, self.point, len(prompts), generating)
@@ -198,6 +221,7 @@ class CachedDecoder:
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         session, step = self.start(prompts, generating=True)
+        generators = self.generators(len(prompts))
         ceiling, before = self.point.ceiling, np.array([len(prompt.tokens) - 1 for prompt in prompts])
         prompt_work = Work.none(self.point.layers)
         prompt_work.tokens[:ceiling], prompt_work.context[:ceiling] = before.sum(), (before**2).sum()
@@ -217,7 +241,7 @@ class CachedDecoder:
                 at = len(state.tokens) - 1
                 table.append((row, at, state.tokens[at], int(step.depth[index, 0]), state.caps[at], DECODE))
                 signals.append(step.signal[index, 0])
-                emitted[row].append(int(step.logits[index, 0].argmax()))
+                emitted[row].append(self.pick(step.logits[index, 0], generators[row]))
             ended = [i for i, row in enumerate(running) if emitted[row][-1] in stop or len(emitted[row]) == max_new]
             for index in ended:
                 reasons[running[index]] = "stop token" if emitted[running[index]][-1] in stop else "length"

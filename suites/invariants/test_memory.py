@@ -1,0 +1,38 @@
+"""Does a decoder that serves many sessions give back what the closed ones held, and a long one what it rolled back?"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.memory import memory
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.meters.memory import used_bytes, without_reading
+from pytest_emad.auditing import Auditor
+
+SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold
+ENOUGH = 8 * 2**20  # over all sessions: well above what reading memory is off by
+FED = 3 * 2**20  # bytes of K/V that one session is fed, and rolls back: token by token, where a decoder takes no more
+FEWEST, MOST = 4, 64  # sessions, and requests as many; a model too small for that many to be seen is left alone
+ROWS = 4
+
+
+def test_what_is_closed_or_rolled_back_gives_its_memory_back(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject, geometry = emad_evidence.subject, emad_evidence.subject.stepper.geometry
+    if reason := without_reading(subject.stepper.device):
+        pytest.skip(f"not applicable ({reason})")
+    token, longest = 2 * 2 * geometry.layers * geometry.kv_heads * geometry.head_dim, subject.window // 2
+    tokens = min(math.ceil(SESSION / token), ROWS * longest)
+    rows = math.ceil(tokens / longest)
+    rounds = max(FEWEST, math.ceil(ENOUGH / (2 * tokens * token)))
+    if rounds > MOST:
+        pytest.skip(f"not applicable (K/V of {token} bytes a token are too few to be seen in the memory in use)")
+    prompts, _ = subject.drawn_rows(emad_rng, [tokens // rows] * rows, 1)
+    with subject.open(subject.full, max_rows=rows) as decoder:
+        read = partial(used_bytes, subject.stepper.device)
+        emad_audit(memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, read))

@@ -1,0 +1,41 @@
+"""Declared noise is honoured by every suite of invariants and fidelity, and is not a way around them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.suites.conftest import Run, text_of
+
+NOISY = """
+from tests.decoders.noisy import noisy
+
+def pytest_emad_make_decoder(config, request):
+    return noisy({noise}, {declared})(request.model.load().model, request.point, request.temperature, request.seed)
+"""
+# of one model; speculation of a pair is as slow as it is unrelated
+SUITES = ("invariants", "fidelity")
+
+
+def judged(pytester: pytest.Pytester, judge: Run, noise: float, declared: float, *suites: str) -> pytest.RunResult:
+    pytester.makeconftest(NOISY.format(noise=noise, declared=declared))
+    return judge(*suites, more=(".",), model="emad-tiny", corpus="world:premise")
+
+
+def test_a_decoder_within_its_declared_noise_passes_every_suite(pytester: pytest.Pytester, judge: Run) -> None:
+    """As much as bfloat16 moves this model's logits."""
+    result = judged(pytester, judge, 0.9, 1.0, *SUITES)
+    assert result.ret == pytest.ExitCode.OK, text_of(result)
+    assert set(result.parseoutcomes()) <= {"passed", "warnings", "warning"}
+
+
+def test_noise_above_its_declaration_fails(pytester: pytest.Pytester, judge: Run) -> None:
+    result = judged(pytester, judge, 0.9, 0.3, "invariants/test_depth.py", "invariants/test_positions.py")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "more than 0.3" in text_of(result)
+
+
+def test_a_declaration_beyond_what_rounding_needs_is_refused(pytester: pytest.Pytester, judge: Run) -> None:
+    result = judged(pytester, judge, 0.0, 100.0, "fidelity/test_full_depth.py")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    said = "audit noise: the decoder declares logit_noise=100, but bfloat16, the least precise dtype, honestly needs "
+    assert said in text_of(result)
