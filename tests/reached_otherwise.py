@@ -10,7 +10,7 @@ world_splits, with_boxed_answers, world_code_results, humaneval_results  # named
 enter  # exec'd in the sandbox's child
 __getattr__, __dir__  # lazy names of the package
 shallow_point  # asked by name in suites/fidelity
-feed_at_forced_depths, length_and_cap_are_those_of_the_history, teardown  # Hypothesis's state machine
+length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
 
 # for readers of a result, or of the papers

@@ -85,7 +85,7 @@ def sessions(
                 )
                 talk.drop(*gone)
                 talk.stage = f"after rows {gone} were dropped at once"
-            for fed in continuations[np.ix_(talk.rows, columns)].T:
+            for fed in continuations[talk.rows][:, columns].T:
                 talk.feed(fed[:, None], talk.session.cap[:, None].copy())
         for trajectory in (*talk.trajectories(), *spoken):
             reference = hold_against(tally, trajectory, lens, point, tolerance)

@@ -25,7 +25,7 @@ from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.calibration.trace import TokenSequence, Trace, lens_logits, take_trace, window_of, windows
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace, window_of, windows
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import EmadError
@@ -315,13 +315,11 @@ class Subject:
 
     @cached_property
     def lens(self) -> ModelLens:
-        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer."""
-        return ModelLens(self.stepper, self.source)
+        """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer.
 
-    def lens_at_end(self, tokens: Ints) -> Floats:
-        """Reference logits [L, V] of the last position."""
-        last: Floats = lens_logits(self.stepper, tokens, len(tokens) - 1, self.source)[0]
-        return last
+        Called with ``first`` too, those from there on.
+        """
+        return ModelLens(self.stepper, self.source)
 
     @torch.inference_mode()
     def own_logits(self, tokens: Ints) -> Floats:

@@ -7,7 +7,7 @@ that history. What a session said is kept until its row ends, falls back or is d
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from hypothesis import settings
@@ -20,11 +20,12 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from numpy.typing import NDArray
 
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.subject import Subject
 from emad_ref.protocol import Decoder, Prompt, Session, Step
-from emad_ref.record import Floats, Ints
+from emad_ref.record import Floats
 from pytest_emad.options import Settings
 
 ROWS = 3  # of a session at most
@@ -32,6 +33,8 @@ SHORT, LONG = 4, 64  # tokens of a prompt
 GROWTH = 12  # tokens that may follow it
 WIDEST = 3  # tokens of one feed
 STEPS = 10
+
+Numbers = NDArray[np.number[Any]]
 
 
 @dataclass
@@ -52,9 +55,9 @@ class Talk:
     session: Session
     rows: list[Row]
     done: list[str]
-    returned: list[tuple[str, Ints | Floats, Ints | Floats]] = field(default_factory=list)
+    returned: list[tuple[str, Numbers, Numbers]] = field(default_factory=list)
 
-    def keep(self, name: str, array: Ints | Floats) -> None:
+    def keep(self, name: str, array: Numbers) -> None:
         self.returned.append((f"{name} after {self.done[-1]}", array, np.array(array)))
 
 

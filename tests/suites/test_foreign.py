@@ -13,9 +13,12 @@ from emad_ref.report.reading import read_report
 from tests.suites.conftest import Run, only, text_of, verdicts_of
 
 HONEST = """
+from emad_ref.protocol import Unsupported
 from tests.decoders.foreign import ForeignDecoder
 
 def pytest_emad_make_decoder(config, request):
+    if request.temperature:
+        raise Unsupported("greedy only")
     return ForeignDecoder(request.model.load().model, request.point)
 """
 DEFECTIVE = """
@@ -61,7 +64,8 @@ def test_an_honest_foreign_decoder_passes_every_suite(
     outcomes = result.parseoutcomes()
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     assert outcomes["passed"] >= 15
-    assert set(outcomes) <= {"passed", "deselected", "warnings", "warning"}
+    assert outcomes["skipped"] == 1, "what it declines: sampling"
+    assert set(outcomes) <= {"passed", "skipped", "deselected", "warnings", "warning"}
     verdicts = verdicts_of(pytester.path / "out")
     assert verdicts["EMAD-E2"]["verdict"] == "survived"
     assert verdicts["EMAD-E5"]["verdict"] == "not applicable"
