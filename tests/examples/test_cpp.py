@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -400,13 +401,15 @@ def test_headers_that_say_nothing_are_refused_and_it_goes_on(program: Path) -> N
 
 
 def test_a_suite_judges_it_like_any_other(suites: Suites, place: str) -> None:
-    assert "4 passed" in suites("invariants/test_depth.py", "--emad-decoder", place)
+    said = suites("invariants/test_depth.py", "--emad-decoder", place)
+    assert re.search(r"= [1-9]\d* passed in", said), said  # none declined, none left out
 
 
 @pytest.mark.slow
 def test_it_passes_the_suites_of_invariants_and_fidelity(suites: Suites, place: str) -> None:
     said = suites("invariants", "fidelity", "--emad-decoder", place)
-    assert "21 passed, 1 skipped" in said  # the one: only a schedule that lets tokens rise drafts for itself
+    assert re.search(r"= \d{2,} passed, 1 skipped", said), said
+    assert "not applicable (emad-tiny cannot draft for itself: this decoder only lowers depth)" in said
 
 
 def test_the_makefile_and_the_readme_build_it_alike() -> None:

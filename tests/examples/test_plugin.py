@@ -73,12 +73,21 @@ def test_its_records_are_what_it_did(module: ModuleType) -> None:
     assert finding.passed is True, finding
 
 
+WHY = "every token runs all layers"
+
+
 def test_it_passes_the_suite_of_full_depth(suites: Suites) -> None:
-    said = suites("fidelity/test_full_depth.py", "-p", "plain_decoder", path=PLUGIN)
-    assert "2 passed" in said
+    noise = "suites/fidelity/test_full_depth.py::test_declared_noise_is_what_rounding_can_honestly_need"
+    said = suites("fidelity/test_full_depth.py", "-p", "plain_decoder", "--emad-waive", f"{noise}={WHY}", path=PLUGIN)
+    assert "2 passed, 1 skipped" in said
 
 
-def test_what_it_declines_is_not_applicable(suites: Suites) -> None:
-    said = suites("fidelity/test_bridge.py", "-p", "plain_decoder", "--emad-backend", "plain_decoder", path=PLUGIN)
+def test_what_it_declines_is_not_applicable_and_waived_by_name(suites: Suites) -> None:
+    chosen = ("-p", "plain_decoder", "--emad-backend", "plain_decoder")
+    with pytest.raises(AssertionError, match="the decoder declined"):
+        suites("fidelity/test_bridge.py", *chosen, path=PLUGIN)
+    waived = f"suites/fidelity/test_bridge.py={WHY}"
+    said = suites("fidelity/test_bridge.py", *chosen, "--emad-waive", waived, path=PLUGIN)
     assert "not applicable (probing: greedy and at full depth alone, of causal models)" in said
     assert "passed" not in said
+    assert f"waived suites/fidelity/test_bridge.py: {WHY}" in said
