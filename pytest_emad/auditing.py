@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
 
 import pytest
 
 from emad_ref.audit.finding import Finding
+from emad_ref.audit.golden import Taken, key_of, same_as
 from emad_ref.audit.lens import Lens
 from emad_ref.audit.sameness import Tokens, same_tokens
 from emad_ref.point import OperatingPoint
@@ -51,3 +54,34 @@ class Auditor:
             pytest.fail(finding.detail, pytrace=False)
         if finding.ties:
             self._record.note(finding.detail)
+
+    def golden(
+        self,
+        about: tuple[str, str, str, int, str],
+        taken: Taken,
+        prompts: Sequence[Prompt],
+        tolerance: float,
+        noise: float,
+        *,
+        given: Mapping[str, Any] | None = None,
+        drawn: bool = False,
+    ) -> None:
+        """Hold ``taken`` of ``prompts`` against the golden on record; a note where there is none.
+
+        Args:
+            about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
+            tolerance: of a logit; ``noise`` of a signal, in multiples of it.
+            given: what else must be as it was when it was recorded.
+            drawn: whether tokens were drawn: they follow the generator of the installed torch.
+        """
+        release = metadata.version("torch").split(".")[:2]
+        key = key_of(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
+        asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts], **(given or {})}
+        golden = self._record.golden(key, asked | taken.to_json())
+        if golden is None:
+            self._record.note("golden rows not applicable (no golden recorded)")
+            return
+        for name, value in asked.items():
+            if golden.get(name) != value:
+                pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
+        self(same_as(Taken.from_json(golden), taken, tolerance, noise))

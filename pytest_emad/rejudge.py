@@ -29,7 +29,7 @@ JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
 SEEDS = (0, 1, 2)  # as many as must agree
 CORPORA = ("world:premise", "world:mixed")
 CLAIMING = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
-OF_THE_PAIR = ("claims/test_pair.py", "invariants/test_speculative.py")
+OF_THE_PAIR = ("claims/test_pair.py", "invariants/test_speculative.py", "fidelity/test_golden_pair.py")
 PAIR = "pair"
 
 

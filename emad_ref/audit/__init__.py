@@ -7,6 +7,7 @@
 ``rows``        rows of a batch decide on their own
 ``sessions``    sessions side by side keep to themselves, whatever happens to their rows
 ``sampling``    tokens are drawn at the temperature and by the seed, from the distribution at their depths
+``golden``      tokens and depths are those on record, up to ties
 ``memory``      closed sessions give their memory back
 ``noise``       what a decoder declares is what rounding can need
 ``timed``       what was emitted while a clock ran is what is claimed of it

@@ -1,36 +1,70 @@
-"""Are greedy tokens and depths those that were once recorded for these weights, on text of the same seed?"""
+"""Are tokens and depths those that were once recorded for these weights, on text of the same seed?
+
+By every kind of decoding: EMAD at two points, full depth, the repairs and rivals of its schedule, drawn tokens.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import pytest
+
+from emad_ref.audit.golden import Taken, depths, margins, rooms
+from emad_ref.audit.rule import noise_of
+from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.gathered import Evidence
+from emad_ref.point import OperatingPoint
 from pytest_emad.auditing import Auditor
-from pytest_emad.recording import Recorder
 
-NEW, ROWS, LENGTH = 32, 4, 8
+NEW, LENGTH = 24, 8
 
 
-def test_tokens_and_depths_are_the_golden_ones(
-    emad_evidence: Evidence, emad_record: Recorder, emad_audit: Auditor
-) -> None:
-    evidence, subject = emad_evidence, emad_evidence.subject
-    point = evidence.bridging.probing_point
-    prompts = subject.prompts(ROWS, LENGTH)
-    with subject.open(point, max_rows=ROWS) as decoder:
-        record = decoder.generate(prompts, NEW, frozenset())
-        declared = decoder.capabilities.logit_noise
-    found: dict[str, Any] = {
-        "prompts": [p.tokens.tolist() for p in prompts],
-        "point": {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]},
-        "emitted": [e.tolist() for e in record.emitted],
-        "depths": [record.tokens.of(row, phase=1).depth.tolist() for row in range(ROWS)],
-    }
-    read = f"{evidence.corpus}-seed-{subject.seed}"
-    golden = emad_record.golden(f"{evidence.fingerprint[:16]}-{subject.dtype}-{read}-greedy", found)
-    if golden is None:
-        emad_record.note(f"{evidence.name}: golden row not applicable (no golden recorded)")
-        return
-    assert golden["prompts"] == found["prompts"], "the golden was recorded for other prompts: record it again"
-    depths = found["depths"], golden["depths"]
-    emad_audit.same_tokens(prompts, found["emitted"], golden["emitted"], point, *depths, declared=declared)
+@dataclass(frozen=True)
+class Kind:
+    """``point`` of a bridging; how many ``rows``; ``temperature`` 0: greedy."""
+
+    point: Callable[[Bridging], OperatingPoint]
+    rows: int = 2
+    temperature: float = 0.0
+
+
+def probing(**changed: Any) -> Callable[[Bridging], OperatingPoint]:
+    """The probing point under another schedule."""
+    return lambda bridging: replace(bridging.probing_point, **changed)
+
+
+KINDS = {
+    "greedy": Kind(probing(), rows=4),
+    "shallow": Kind(lambda bridging: bridging.shallow_point),
+    "full": Kind(lambda bridging: bridging.subject.full),
+    "eager": Kind(probing(schedule="free_eager")),
+    "deferred": Kind(probing(schedule="free_deferred")),
+    "copying": Kind(probing(schedule="copying")),
+    "chunked": Kind(probing(schedule="chunked", period=4)),
+    "drawn": Kind(probing(), temperature=1.0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_audit: Auditor, kind: str) -> None:
+    evidence, subject, asked = emad_evidence, emad_evidence.subject, KINDS[kind]
+    if subject.seed and kind != "greedy":
+        pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
+    point, prompts = asked.point(evidence.bridging), subject.prompts(asked.rows, LENGTH)
+    with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
+        if point.schedule not in decoder.capabilities.schedules:
+            pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
+        if asked.temperature and not subject.is_ours(decoder):
+            pytest.skip("not applicable (another decoder draws in its own way)")
+        made = decoder.generate(prompts, NEW, frozenset())
+        none = np.full((asked.rows, NEW), np.inf)
+        margin = none if asked.temperature else margins(decoder, prompts, made.emitted)
+        taken = Taken(np.stack(made.emitted), depths(made), margin, rooms(made, point))
+        tolerance = subject.allowed(decoder)
+    thresholds = {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
+    about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
+    given, drawn = {"point": thresholds}, bool(asked.temperature)
+    emad_audit.golden(about, taken, prompts, tolerance, noise_of(point), given=given, drawn=drawn)

@@ -1,0 +1,88 @@
+"""Does a pair emit what was once recorded for it: switching, speculation, and a model that drafts for itself?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.golden import Taken, depths, margins, rooms
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.switching import SwitchingRule, switch
+from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.speculation import Speculation, self_speculation, speculation
+from emad_ref.protocol import Prompt
+from pytest_emad.auditing import Auditor
+from pytest_emad.options import Settings
+from pytest_emad.recording import Recorder
+
+NEW, LENGTH, ROWS = 24, 8, 2
+RULE = SwitchingRule(threshold_bits=2.5, window=3, least_run=3)
+NOISE = 2.0  # of a rolling mean in bits, in multiples of a logit's tolerance: 1 / ln 2, and room
+DRAWN = "ead drawn"
+
+Taking = Callable[[Pair, Sequence[Prompt]], Taken]
+
+
+def switched(temperature: float) -> Taking:
+    """Entropy-adaptive decoding: which model emitted each token stands in the place of its depth."""
+
+    def take(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+        with pair.models.partners(rows=ROWS) as partners:
+            made = switch(*partners, RULE, prompts, NEW, temperature=temperature, seed=pair.large.subject.seed)
+            model, emitted = np.stack(made.model), made.record.emitted
+            margin = np.full(model.shape, np.inf)
+            if not temperature:
+                both = np.stack([margins(partner.decoder, prompts, emitted) for partner in partners])
+                margin = np.take_along_axis(both, model[None], axis=0)[0]
+        return Taken(np.stack(emitted), model, margin, np.abs(np.stack(made.rolling_bits) - RULE.threshold_bits))
+
+    return take
+
+
+def verified(decoder: Speculation, verifier: Partner, prompts: Sequence[Prompt]) -> Taken:
+    made = decoder.generate(prompts, NEW, frozenset())
+    margin = margins(verifier.decoder, prompts, made.emitted)
+    return Taken(np.stack(made.emitted), depths(made), margin, rooms(made, verifier.point))
+
+
+def speculated(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+    with pair.models.partners(rows=ROWS) as (draft, verifier):
+        return verified(speculation(draft, verifier), verifier, prompts)
+
+
+def drafted_by_itself(pair: Pair, prompts: Sequence[Prompt]) -> Taken:
+    if reason := pair.models.without_drafting:
+        pytest.skip(f"not applicable ({reason})")
+    with pair.models.drafting(ROWS) as model:
+        return verified(self_speculation(model, pair.models.exit_layers[0]), model, prompts)
+
+
+PAIRED: dict[str, Taking] = {
+    "ead": switched(0.0),
+    DRAWN: switched(1.0),
+    "speculative": speculated,
+    "self-speculative": drafted_by_itself,
+}
+
+
+@pytest.fixture
+def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Auditor:
+    large = emad_pair.large.subject
+    return Auditor(large.lens, large.tolerance, emad_settings, emad_record)
+
+
+@pytest.mark.parametrize("kind", PAIRED)
+def test_a_pair_emits_its_golden_tokens(emad_pair: Pair, audit: Auditor, kind: str) -> None:
+    subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
+    if large.seed:
+        pytest.skip("not applicable (pairs are on record for seed 0 alone)")
+    with emad_pair.models.partners(rows=ROWS) as partners:
+        both = list(zip(subjects, (partner.decoder for partner in partners), strict=True))
+        if kind == DRAWN and not all(subject.is_ours(decoder) for subject, decoder in both):
+            pytest.skip("not applicable (other decoders show other logits, from which other tokens are drawn)")
+        tolerance = max(subject.allowed(decoder) for subject, decoder in both)
+    prompts = large.prompts(ROWS, LENGTH)
+    about = f"{small.fingerprint[:16]}+{large.fingerprint[:16]}", large.dtype, large.corpus, large.seed, kind
+    audit.golden(about, PAIRED[kind](emad_pair, prompts), prompts, tolerance, NOISE, drawn=kind == DRAWN)
