@@ -54,11 +54,13 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_aud
     if subject.seed and kind != "greedy":
         pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
     point, prompts = asked.point(evidence.bridging), subject.prompts(asked.rows, LENGTH)
+    with subject.open(subject.full) as decoder:
+        schedules, ours = decoder.capabilities.schedules, subject.is_ours(decoder)
+    if point.schedule not in schedules:
+        pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
+    if asked.temperature and not ours:
+        pytest.skip("not applicable (another decoder draws in its own way)")
     with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
-        if point.schedule not in decoder.capabilities.schedules:
-            pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
-        if asked.temperature and not subject.is_ours(decoder):
-            pytest.skip("not applicable (another decoder draws in its own way)")
         made = decoder.generate(prompts, NEW, frozenset())
         none = np.full((asked.rows, NEW), np.inf)
         margin = none if asked.temperature else margins(decoder, prompts, made.emitted)

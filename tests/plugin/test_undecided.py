@@ -283,7 +283,7 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     import types
 
     stand_in = types.ModuleType("emad_ref.evidence.host")
-    stand_in.walked = lambda request: "ours"  # type: ignore[attr-defined]
+    stand_in.ours = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
 
 

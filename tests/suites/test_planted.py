@@ -59,7 +59,8 @@ def judged(loaded: Loaded, known: dict[str, Any], decoder: type[CachedDecoder], 
 def call(evidence: Evidence, test: tuple[str, ...]) -> None:
     """One test of the suites, with the fixtures it names."""
     settings = SimpleNamespace(gating=SimpleNamespace(inconclusive="fail"), budget=STUDY.budget)
-    audit = Auditor(evidence.subject.lens, evidence.subject.tolerance, settings, SimpleNamespace())  # type: ignore[arg-type]  # of a run
+    record = SimpleNamespace(audit=lambda finding: None)
+    audit = Auditor(evidence.subject.lens, evidence.subject.tolerance, settings, record)  # type: ignore[arg-type]  # of a run
     function: Callable[..., None] = getattr(importlib.import_module(f"suites.{test[0]}"), test[1])
     function(evidence, audit, np.random.default_rng(evidence.study.seed), *test[2:])
 
