@@ -51,7 +51,9 @@ def require_filled(name: str, model: Any, found: Mapping[str, Any]) -> None:
             "a checkpoint that fills the model of its config",
             f"tensors: {'; '.join(told)}; save weights and config together again, or fetch both",
         )
-    tied = model.config.get_text_config().tie_word_embeddings
+    config = model.config.get_text_config()
+    # every T5Config says that they are tied, v1.1's too, which has a head of its own and says so by not scaling
+    tied = config.tie_word_embeddings and getattr(config, "scale_decoder_outputs", True)
     if tied and model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         raise BadArgument(
             "name",

@@ -63,7 +63,8 @@ def test_rows_are_decided_on_the_files_and_recorded_under_them(
     verdicts = verdicts_of(out)
     for claim in ("EE-2", "EE-12"):
         legs = {leg["name"]: leg for leg in verdicts[claim]["legs"]}
-        assert {name.split(",")[0] for name in legs} == {"squad", "samsum"}, text_of(result)
+        about = {name.split(",")[0] for name in legs if not name.startswith("evidence")}
+        assert about == {"squad", "samsum"}, text_of(result)
     assert verdicts["EE-3"]["verdict"] == "not applicable"
     legs = {leg["name"]: leg for leg in verdicts["EE-3"]["legs"]}
     assert legs.keys() == {"squad", "samsum"}, "a T5 that nobody trained solves neither"
