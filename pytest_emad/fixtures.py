@@ -109,9 +109,7 @@ def emad_host(pytestconfig: pytest.Config) -> Host:
 
 
 @pytest.fixture(scope="session")
-def emad_evidence(
-    emad_model: Loaded, emad_settings: Settings, emad_host: Host, emad_known: KnownVerdicts
-) -> Evidence:
+def emad_evidence(emad_model: Loaded, emad_settings: Settings, emad_host: Host, emad_known: KnownVerdicts) -> Evidence:
     """Everything this run knows of the model under test, gathered when first asked for.
 
     A record that is damaged ends the run before anything is judged, and not where it is first compared.

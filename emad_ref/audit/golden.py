@@ -56,10 +56,10 @@ class Taken:
     def from_json(cls, stored: Mapping[str, Any]) -> Taken:
         """Raises BadGolden."""
         try:
-            ints = (np.array(stored[name], dtype=np.int64) for name in ("token", "depth"))
+            token, depth = (np.array(stored[name], dtype=np.int64) for name in ("token", "depth"))
             # None, which JSON has for infinity, reads as NaN
-            floats = (np.array(stored[name], dtype=np.float64) for name in ("margin", "room"))
-            taken = cls(*ints, *(np.where(np.isnan(each), np.inf, each) for each in floats))
+            margin, room = (np.array(stored[name], dtype=np.float64) for name in ("margin", "room"))
+            taken = cls(token, depth, *(np.where(np.isnan(each), np.inf, each) for each in (margin, room)))
         except (KeyError, TypeError, ValueError) as error:
             raise BadGolden(
                 f"a golden without token, depth, margin and room by row ({error}); record it anew"

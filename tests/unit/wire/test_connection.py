@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -394,11 +395,13 @@ def test_a_program_that_cannot_be_started_is_a_clear_error(tmp_path):
 
 
 def test_an_interrupted_call_breaks_the_connection(tmp_path):
-    """What comes next would be the reply to the call before."""
+    """What comes next would be the reply to the call before. Workers of xdist ignore the signal by themselves."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     with script(tmp_path, "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)") as connection:
         with pytest.raises(KeyboardInterrupt):
             connection.call("synchronize", Frame({"decoder": 1}), lambda reply: None)
         assert not connection.usable
+    signal.signal(signal.SIGINT, before)
 
 
 def test_nothing_is_left_open(tmp_path):
