@@ -15,7 +15,8 @@ shares follow from costs, which vary from sample to sample. That the corners cha
 the numerator. There θ* is taken from its own mean and not from θ̂: where many points are nearly as good as each other,
 θ̂ is what one of them happened to do on evaluation, samples average over several of them, and a bias "corrected" by
 the difference would count that accident twice (with independent noise at each of 33 points a one-sided 5 % bound erred
-12 % of the time).
+12 % of the time). As with means, the bound is never surer than Student's t: of 30 documents of which half are alike on
+both sides, the bootstrap alone erred 6.6 % of the time.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.front import Front, Mixture, Mixtures, Sheet, front, lower_hulls, mixtures
 from emad_ref.verdict.claims import Claim, Leg
-from emad_ref.verdict.interval import Estimate, document_draws, resamples_for
+from emad_ref.verdict.interval import Estimate, by_t, document_draws, resamples_for
 from emad_ref.verdict.legs import LEVEL, Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
+LEVEL_SHOWN = 0.95  # of intervals, two-sided
 RESAMPLES = 4_999  # where few legs share their error; ``enough_for`` says how many where many do
 ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
 AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
@@ -254,18 +256,5 @@ def _studentised(
     # A sample without spread has an infinite t, as in ``interval.mean_rate``.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
-        observed = np.nan_to_num((value - threshold) / np.float64(error), nan=0.0, posinf=np.inf, neginf=-np.inf)
-    tail = 0.025
-    high, low = t[math.ceil(round((len(t) + 1) * (1 - tail), 6)) - 1], t[max(int((len(t) + 1) * tail), 1) - 1]
-    method = f"studentised bootstrap of selection and evaluation, {len(t):,} samples of {noun}"
-    return Estimate(
-        value,
-        value - float(high) * error,
-        value - float(low) * error,
-        n,
-        (1 + len(t) - int(np.searchsorted(t, observed, side="left"))) / (len(t) + 1),
-        (1 + int(np.searchsorted(t, observed, side="right"))) / (len(t) + 1),
-        unit,
-        method,
-        noun,
-    )
+    found = by_t(value, error, t, n, threshold=threshold, level=LEVEL_SHOWN, unit=unit, noun=noun)
+    return replace(found, method=f"{found.method}, of selection and evaluation")

@@ -227,8 +227,17 @@ def _studentised(
     # A sample without spread has an infinite t: it honestly says that so few differing documents bound nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
+    return by_t(value, error, t, n, threshold=threshold, level=level, unit=unit, noun=noun)
+
+
+def by_t(
+    value: float, error: float, t: Floats, n: int, *, threshold: float, level: float, unit: str, noun: str
+) -> Estimate:
+    """An estimate with its standard error: the wider of bootstrapped ``t`` [samples], sorted, and Student's."""
     tail, many = (1 - level) / 2, len(t)
-    student, observed = float(stats.t.ppf(1 - tail, n - 1)), (value - threshold) / error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        observed = float(np.nan_to_num((value - threshold) / np.float64(error), nan=0.0, posinf=np.inf, neginf=-np.inf))
+    student = float(stats.t.ppf(1 - tail, n - 1))
     right = max(student, float(t[math.ceil(round((many + 1) * (1 - tail), 6)) - 1]))
     left = min(-student, float(t[max(math.floor(round((many + 1) * tail, 6)), 1) - 1]))
     above = (1 + many - int(np.searchsorted(t, observed, side="left"))) / (many + 1)
@@ -241,7 +250,7 @@ def _studentised(
         max(above, float(stats.t.sf(observed, n - 1))),
         max(below, float(stats.t.cdf(observed, n - 1))),
         unit,
-        f"studentised bootstrap, {many} samples of {noun}, and Student's t",
+        f"studentised bootstrap, {many:,} samples of {noun}, and Student's t",
         noun,
     )
 
