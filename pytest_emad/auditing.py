@@ -60,9 +60,9 @@ class Auditor:
         about: tuple[str, str, str, int, str],
         taken: Taken,
         prompts: Sequence[Prompt],
-        tolerance: float,
         noise: float,
         *,
+        declared: float,
         given: Mapping[str, Any] | None = None,
         drawn: bool = False,
     ) -> None:
@@ -70,7 +70,7 @@ class Auditor:
 
         Args:
             about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
-            tolerance: of a logit; ``noise`` of a signal, in multiples of it.
+            noise: of a signal, in multiples of a logit's; ``declared``: a logit's, by the decoder.
             given: what else must be as it was when it was recorded.
             drawn: whether tokens were drawn: they follow the generator of the installed torch.
         """
@@ -84,4 +84,4 @@ class Auditor:
         for name, value in asked.items():
             if golden.get(name) != value:
                 pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
-        self(same_as(Taken.from_json(golden), taken, tolerance, noise))
+        self(same_as(Taken.from_json(golden), taken, self._tolerance, noise, declared=declared))

@@ -121,11 +121,13 @@ def margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 # ---------------------------------------------------------------- comparing
 
 
-def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0) -> Finding:
+def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0, *, declared: float = 0.0) -> Finding:
     """Whether ``found`` did what ``golden`` says, up to its ties.
 
-    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it.
+    ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that whoever made ``found``
+    declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
     """
+    limit, tolerance = 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
     if found.token.shape != golden.token.shape:
         complaint = f"{found.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding(CHECK, False, complaint, 0, 0)
@@ -137,7 +139,7 @@ def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0) -
         if not (close or near[row, at]):
             return Finding(CHECK, False, _parting(golden, found, row, at), golden.token.size, ties)
         ties += 1
-    if ties > max(1, TIE_LIMIT * golden.token.size):
+    if ties > max(1, limit * golden.token.size):
         complaint = f"{ties} of {len(differs)} rows part from the golden at a tie: that many are no longer rounding"
         return Finding(CHECK, False, complaint, golden.token.size, ties)
     said = f"{ties} of {len(differs)} rows part from the golden at a tie" if ties else "token by token"

@@ -65,8 +65,8 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_aud
         none = np.full((asked.rows, NEW), np.inf)
         margin = none if asked.temperature else margins(decoder, prompts, made.emitted)
         taken = Taken(np.stack(made.emitted), depths(made), margin, rooms(made, point))
-        tolerance = subject.allowed(decoder)
+        declared = subject.allowed(decoder)
     thresholds = {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
     about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
     given, drawn = {"point": thresholds}, bool(asked.temperature)
-    emad_audit.golden(about, taken, prompts, tolerance, noise_of(point), given=given, drawn=drawn)
+    emad_audit.golden(about, taken, prompts, noise_of(point), declared=declared, given=given, drawn=drawn)

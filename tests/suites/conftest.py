@@ -92,7 +92,7 @@ def ungated(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # Rows about a pair of bundled models, whatever the model under test: minutes of decoding that say nothing of it here.
-OF_A_PAIR = ("test_pair.py", "test_speculative.py", "test_switching.py")
+OF_A_PAIR = ("test_pair.py", "test_speculative.py", "test_switching.py", "test_golden_pair.py")
 
 
 def _arguments(suites: tuple[str, ...], options: dict[str, object], more: tuple[object, ...]) -> list[str]:

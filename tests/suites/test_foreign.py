@@ -40,6 +40,7 @@ WAIVED = {
     "suites/claims/test_model.py": "some rows take minutes without a cache",
     "suites/cost/test_claims.py": "the same",
     "suites/invariants/test_speculative.py": "about a pair of bundled models",
+    "suites/fidelity/test_golden_pair.py": "the same",
     "suites/fidelity/test_sampling.py": "it decodes greedily alone",
     "EMAD-F2": "a decoder without a cache is not timed",
     "EMAD-E5": "it does not count its work",

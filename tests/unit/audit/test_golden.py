@@ -84,6 +84,7 @@ def test_many_ties_are_no_longer_rounding() -> None:
     finding = same_as(near, found, TOLERANCE)
     assert finding.passed is False
     assert "2 of 2 rows part from the golden at a tie" in finding.detail
+    assert same_as(near, found, TOLERANCE, declared=2 * TOLERANCE).passed is True, "but where noise is declared"
 
 
 @pytest.mark.parametrize("damage", [{"token": None}, {"depth": [[1]]}, {"room": "far"}, {"margin": {}}])
