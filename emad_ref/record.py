@@ -58,6 +58,11 @@ class Tokens:
             chosen &= self.phase == phase
         return Tokens(*(getattr(self, f.name)[chosen] for f in fields(self)))
 
+    def kept_of(self, sequence: int) -> Ints:
+        """Indices of the rows that are still part of one sequence, by their position in it."""
+        mine = np.flatnonzero((self.sequence == sequence) & self.kept)
+        return mine[np.argsort(self.position[mine], kind="stable")]
+
 
 @dataclass(frozen=True)
 class Work:

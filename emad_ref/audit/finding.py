@@ -39,6 +39,14 @@ class Finding:
             raise Refuted(self.detail)
 
 
+def excused(tolerance: float, declared: float) -> tuple[float, float]:
+    """(largest share of tokens that may be ties, tolerance) of two runs compared to their first difference.
+
+    Noise that is ``declared`` beyond ``tolerance`` takes its place, and every row may then part at a tie.
+    """
+    return 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
+
+
 class Refuted(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 

@@ -156,8 +156,7 @@ def judge_work(
 def _row(tally: Tally, record: Record, row: int, prompt: Ints, emitted: Ints, point: OperatingPoint) -> Trajectory:
     """The kept tokens of one row as a trajectory: the prompt, then every emitted token but the last, each fed once."""
     table = record.tokens
-    mine = np.flatnonzero((table.sequence == row) & table.kept)
-    mine = mine[np.argsort(table.position[mine], kind="stable")]
+    mine = table.kept_of(row)
     history = np.concatenate([np.asarray(prompt, dtype=np.int64), np.asarray(emitted[:-1], dtype=np.int64)])
     first = len(prompt) - 1
     tally.require(

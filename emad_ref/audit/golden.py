@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.audit.finding import TIE_LIMIT, Finding
+from emad_ref.audit.finding import Finding, excused
+from emad_ref.audit.rule import headroom
 from emad_ref.errors import EmadError
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -92,18 +93,15 @@ def rooms(record: Record, point: OperatingPoint) -> Floats:
 
 
 def _room(signal: Floats, point: OperatingPoint) -> Floats:
-    thresholds = np.array(point.thresholds[0], dtype=np.float64)
-    with np.errstate(invalid="ignore"):
-        distance = np.abs(signal - thresholds)
-    nearest: Floats = np.where(np.isnan(distance), np.inf, distance).min(axis=1, initial=np.inf)
+    room, _ = headroom(point, signal, np.zeros(len(signal), dtype=np.int64))
+    nearest: Floats = np.abs(room).min(axis=1)  # −inf where nothing is decided
     return nearest
 
 
 def _decided(record: Record, row: int) -> Ints:
-    table = record.tokens
-    mine = np.flatnonzero((table.sequence == row) & table.kept & (table.phase != PROMPT))
-    ordered: Ints = mine[np.argsort(table.position[mine], kind="stable")]
-    return ordered
+    places = record.tokens.kept_of(row)
+    decided: Ints = places[record.tokens.phase[places] != PROMPT]
+    return decided
 
 
 def margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]) -> Floats:
@@ -127,7 +125,7 @@ def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0, *
     ``tolerance`` of a logit; ``noise`` of a signal, in multiples of it. ``declared``: noise that whoever made ``found``
     declares; beyond ``tolerance`` it takes its place, and every row may part at a tie.
     """
-    limit, tolerance = 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
+    limit, tolerance = excused(tolerance, declared)
     if found.token.shape != golden.token.shape:
         complaint = f"{found.token.shape} rows and new tokens, but the golden holds {golden.token.shape}"
         return Finding(CHECK, False, complaint, 0, 0)

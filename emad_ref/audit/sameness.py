@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from emad_ref.audit.finding import TIE_LIMIT, Finding
+from emad_ref.audit.finding import Finding, excused
 from emad_ref.audit.lens import Lens, consult
 from emad_ref.audit.rule import tied, tied_gap
 from emad_ref.point import OperatingPoint
@@ -42,7 +42,7 @@ def same_tokens(
     then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
     ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
     """
-    limit, tolerance = 1.0 if declared > tolerance else TIE_LIMIT, max(tolerance, declared)
+    limit, tolerance = excused(tolerance, declared)
     ties, total = 0, sum(map(len, found))
     for row, prompt in enumerate(prompts):
         at = _first_difference(found[row], wanted[row])

@@ -39,6 +39,12 @@ def test_the_rows_of_a_sequence_keep_their_order_and_all_their_columns():
     assert len(tokens().of(2)) == 0
 
 
+def test_what_is_kept_of_a_sequence_comes_by_position():
+    rewound = replace(tokens(), position=np.array([0, 0, 2, 1, 1]), kept=np.array([True, True, True, False, True]))
+    assert rewound.kept_of(0).tolist() == [0, 4, 2]
+    assert rewound.kept_of(1).tolist() == [1]
+
+
 def test_phases_are_indices_into_their_names():
     assert (PHASES[PROMPT], PHASES[DECODE]) == ("prompt", "decode")
 
