@@ -8,7 +8,6 @@ depths are layers, sequences are rows.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, get_args
@@ -21,11 +20,12 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, ModelRef, Prompt, Request, Step
 from emad_ref.record import FILLS, PHASES, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
 from emad_ref.wire import points
+from emad_ref.wire.fields import amount, count, field, flag, items, mapping, positive, text
 from emad_ref.wire.frames import Array, Frame
 
 FLOATS = ("float32", "float64")
 STOP_REASONS: tuple[StopReason, ...] = get_args(StopReason)
-COLUMNS = tuple(field.name for field in fields(Tokens))
+COLUMNS = tuple(column.name for column in fields(Tokens))
 COUNTS = ("encoder_tokens", "encoder_context")  # fields of Work that are numbers
 
 
@@ -53,7 +53,7 @@ class Sizes:
     counted: bool
 
 
-# ---------------------------------------------------------------- fields and arrays by name
+# ---------------------------------------------------------------- arrays by name
 
 
 def array(frame: Frame, name: str, dtypes: Sequence[str], shape: Sequence[int | None]) -> Array:
@@ -90,48 +90,6 @@ def integers(name: str, values: Any) -> Ints:
     return found.astype(np.int64)
 
 
-def whole(header: Mapping[str, Any], name: str, least: int = 0) -> int:
-    found = header.get(name)
-    if not isinstance(found, int) or isinstance(found, bool) or found < least:
-        raise BadArgument(name, found, f"a whole number ≥ {least}")
-    return found
-
-
-def number(header: Mapping[str, Any], name: str) -> float:
-    found = header.get(name)
-    if not isinstance(found, int | float) or isinstance(found, bool) or not 0 <= found < math.inf:
-        raise BadArgument(name, found, "a finite number ≥ 0")
-    return float(found)
-
-
-def text(header: Mapping[str, Any], name: str) -> str:
-    found = header.get(name)
-    if not isinstance(found, str):
-        raise BadArgument(name, found, "a text")
-    return found
-
-
-def flag(header: Mapping[str, Any], name: str) -> bool:
-    found = header.get(name)
-    if not isinstance(found, bool):
-        raise BadArgument(name, found, "true or false")
-    return found
-
-
-def mapping(header: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    found = header.get(name)
-    if not isinstance(found, Mapping):
-        raise BadArgument(name, found, "an object")
-    return found
-
-
-def items(header: Mapping[str, Any], name: str) -> list[Any]:
-    found = header.get(name)
-    if not isinstance(found, list):
-        raise BadArgument(name, found, "a list")
-    return found
-
-
 # ---------------------------------------------------------------- requests
 
 
@@ -150,14 +108,14 @@ def request_frame(request: Request, model: Model) -> Frame:
 
 def request_of(frame: Frame) -> Request:
     """The request of an ``open``; its model's ``load`` gives the ``Model`` that the judge described."""
-    described = mapping(frame.header, "model")
-    model = Model(**{field.name: text(described, field.name) for field in fields(Model)})
+    described = field(frame.header, "model", mapping)
+    model = Model(**{part.name: field(described, part.name, text) for part in fields(Model)})
     return Request(
         ModelRef(model.name, lambda: model),
-        points.from_json(mapping(frame.header, "point")),
-        seed=whole(frame.header, "seed"),
-        max_rows=whole(frame.header, "max_rows", 1),
-        temperature=number(frame.header, "temperature"),
+        points.from_json(field(frame.header, "point", mapping)),
+        seed=field(frame.header, "seed", count),
+        max_rows=field(frame.header, "max_rows", positive),
+        temperature=field(frame.header, "temperature", amount),
     )
 
 
@@ -166,16 +124,16 @@ def capabilities_json(capabilities: Capabilities) -> dict[str, Any]:
 
 
 def capabilities_of(header: Mapping[str, Any]) -> Capabilities:
-    given = mapping(header, "capabilities")
-    schedules = items(given, "schedules")
+    given = field(header, "capabilities", mapping)
+    schedules = field(given, "schedules", items)
     if not all(isinstance(name, str) for name in schedules):
         raise BadArgument("schedules", schedules, "a list of names")
     return Capabilities(
-        max_feed=whole(given, "max_feed", 1),
+        max_feed=field(given, "max_feed", positive),
         schedules=frozenset(schedules),
-        counted=flag(given, "counted"),
-        logit_noise=number(given, "logit_noise"),
-        deepens=flag(given, "deepens"),
+        counted=field(given, "counted", flag),
+        logit_noise=field(given, "logit_noise", amount),
+        deepens=field(given, "deepens", flag),
     )
 
 
@@ -267,17 +225,17 @@ def work_frame(work: Work | None, prefix: str) -> Frame:
     """Arrays and fields ``prefix.NAME``; nothing for None."""
     if work is None:
         return Frame()
-    parts = {field.name: getattr(work, field.name) for field in fields(Work)}
+    parts = {part.name: getattr(work, part.name) for part in fields(Work)}
     counts = {f"{prefix}.{name}": int(parts.pop(name)) for name in COUNTS}
     return Frame(counts, {f"{prefix}.{name}": integers(name, values) for name, values in parts.items()})
 
 
 def work_of(frame: Frame, prefix: str, sizes: Sizes) -> Work:
     rows = {"readout_rows": (len(READOUTS),), "readout_macs": (len(READOUTS),), "fills": (len(FILLS),)}
-    names = [field.name for field in fields(Work) if field.name not in COUNTS]
+    names = [part.name for part in fields(Work) if part.name not in COUNTS]
     parts: dict[str, Any] = {name: ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names}
     header = {f"{prefix}.{name}": 0 for name in COUNTS} | frame.header
-    return Work(**parts | {name: whole(header, f"{prefix}.{name}") for name in COUNTS})
+    return Work(**parts | {name: field(header, f"{prefix}.{name}", count) for name in COUNTS})
 
 
 def record_frame(record: Record) -> Frame:
@@ -301,7 +259,7 @@ def record_of(frame: Frame, rows: int, sizes: Sizes) -> Record:
     _within(columns["kept"], "token.kept", 0, 1)
     for name in ("depth", "cap"):
         _layers(columns[name], f"token.{name}", sizes)
-    stop = items(frame.header, "stop")
+    stop = field(frame.header, "stop", items)
     if len(stop) != rows or any(reason not in STOP_REASONS for reason in stop):
         raise BadArgument("stop", stop, f"one of {', '.join(STOP_REASONS)} for each of {rows} rows")
     return Record(

@@ -16,6 +16,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
+from emad_ref.wire.fields import absent_or, flag, is_number, text, whole
 
 T = TypeVar("T")
 _WORDS = {"inf": math.inf, "-inf": -math.inf}
@@ -62,22 +63,10 @@ def _read(name: str, kind: type[T], plain: Any) -> T:
     return kind(**given)
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise BadArgument(name, value, "a text")
-    return value
-
-
-def _whole(name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise BadArgument(name, value, "a whole number")
-    return value
-
-
 def _number(name: str, value: Any) -> float:
     if isinstance(value, str) and value in _WORDS:
         return _WORDS[value]
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if not is_number(value):
         raise BadArgument(name, value, "a number, 'inf' or '-inf'")
     try:
         return float(value)
@@ -85,15 +74,9 @@ def _number(name: str, value: Any) -> float:
         raise BadArgument(name, "an integer of many digits", "a number that a double holds") from None
 
 
-def _flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise BadArgument(name, value, "true or false")
-    return value
-
-
 def _bytes(name: str, value: Any) -> bytes:
     try:
-        return bytes.fromhex(_text(name, value))
+        return bytes.fromhex(text(name, value))
     except ValueError:
         raise BadArgument(name, value, "hexadecimal digits, two per token id") from None
 
@@ -111,54 +94,50 @@ def _rate_and_longest(name: str, value: Any) -> tuple[float, float]:
     return numbers[0], numbers[1]
 
 
-def _absent_or(read: Callable[[str, Any], T]) -> Callable[[str, Any], T | None]:
-    return lambda name, value: None if value is None else read(name, value)
-
-
 def _each(read: Callable[[str, Any], T]) -> Callable[[str, Any], tuple[T, ...]]:
     return partial(_many, read=read)
 
 
 _FIELDS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
     "Estimator": {
-        "kind": _text,
-        "k": _whole,
-        "rank": _whole,
-        "search": _text,
+        "kind": text,
+        "k": whole,
+        "rank": whole,
+        "search": text,
         "correction": _each(_rate_and_longest),
         "weights": _each(_each(_number)),
     },
     "Confidence": {
-        "minimum": _whole,
+        "minimum": whole,
         "alpha": _number,
-        "alpha_decay": _absent_or(_number),
-        "emit": _text,
-        "rescale": _flag,
-        "kept": _each(_whole),
-        "shrink": _absent_or(_number),
+        "alpha_decay": absent_or(_number),
+        "emit": text,
+        "rescale": flag,
+        "kept": _each(whole),
+        "shrink": absent_or(_number),
     },
     "BinSpec": {
-        "features": _each(_text),
-        "position_edges": _each(_whole),
+        "features": _each(text),
+        "position_edges": _each(whole),
         "confidence_edges": _each(_number),
         "frequency": _bytes,
     },
     "OperatingPoint": {
-        "name": _text,
-        "family": _text,
-        "layers": _whole,
-        "ceiling": _whole,
-        "probes": _each(_whole),
+        "name": text,
+        "family": text,
+        "layers": whole,
+        "ceiling": whole,
+        "probes": _each(whole),
         "thresholds": _each(_each(_number)),
-        "schedule": _text,
+        "schedule": text,
         "estimator": lambda name, value: _read(name, Estimator, value),
-        "signal": _text,
+        "signal": text,
         "bins": lambda name, value: _read(name, BinSpec, value),
-        "margin_nats": _absent_or(_number),
-        "period": _absent_or(_whole),
-        "floor": _absent_or(_whole),
-        "interpolate": _flag,
-        "confidence": _absent_or(lambda name, value: _read(name, Confidence, value)),
-        "decay": _absent_or(_rate_and_longest),
+        "margin_nats": absent_or(_number),
+        "period": absent_or(whole),
+        "floor": absent_or(whole),
+        "interpolate": flag,
+        "confidence": absent_or(lambda name, value: _read(name, Confidence, value)),
+        "decay": absent_or(_rate_and_longest),
     },
 }

@@ -11,6 +11,7 @@ from emad_ref.protocol import Capabilities, Prompt, Request, Step
 from emad_ref.record import Ints, Record, Work
 from emad_ref.wire.address import Address
 from emad_ref.wire.connection import Connection
+from emad_ref.wire.fields import count, field
 from emad_ref.wire.frames import Frame
 from emad_ref.wire.messages import (
     Model,
@@ -24,7 +25,6 @@ from emad_ref.wire.messages import (
     sizes_of,
     state_of,
     step_of,
-    whole,
 )
 
 
@@ -60,7 +60,7 @@ class Remote:
 class RemoteDecoder:
     def __init__(self, connection: Connection, request: Request, model: Model, vocabulary: int):
         def opened(reply: Frame) -> tuple[int, Capabilities]:
-            return whole(reply.header, "decoder"), capabilities_of(reply.header)
+            return field(reply.header, "decoder", count), capabilities_of(reply.header)
 
         self._connection, self.is_open = connection, True
         self._id, self.capabilities = connection.call("open", request_frame(request, model), opened)
@@ -70,7 +70,7 @@ class RemoteDecoder:
         def started(reply: Frame) -> tuple[int, State, Step]:
             rows = len(prompts)
             state, step = state_of(reply, rows, self._sizes), step_of(reply, rows, 1, 1, self._sizes)
-            return whole(reply.header, "session"), state, step
+            return field(reply.header, "session", count), state, step
 
         self._require_open()
         number, state, step = self._connection.call("start", self._asked() + prompts_frame(prompts), started)

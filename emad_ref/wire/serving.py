@@ -7,27 +7,26 @@ traceback goes to standard error; the loop goes on.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from itertools import count
 from typing import Any, TypeVar
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Decoder, InadmissibleDepth, Request, Session, Unsupported
 from emad_ref.wire.connection import FAILURE, WIRE
+from emad_ref.wire.fields import absent_or, count, field, is_whole, items, whole
 from emad_ref.wire.frames import Frame, encoded, read_frame
 from emad_ref.wire.messages import (
     capabilities_json,
     ints,
-    items,
     prompts_of,
     record_frame,
     request_of,
     state_frame,
     step_frame,
-    whole,
 )
 from emad_ref.wire.streams import Ended, Stream
 
@@ -48,7 +47,7 @@ class Serving:
 
     def __init__(self, make: Callable[[Request], Decoder], name: str, turn: AbstractContextManager[Any] | None = None):
         self._make, self._name, self._turn = make, name, turn or nullcontext()
-        self._numbers = count(1)
+        self._numbers = itertools.count(1)
         self._decoders: dict[int, Decoder] = {}
         self._sessions: dict[int, tuple[int, Session]] = {}  # of which decoder
         self._calls: dict[str, Callable[[Frame], Frame]] = {
@@ -133,7 +132,7 @@ class Serving:
     def _feed(self, asked: Frame) -> Frame:
         session = self._session(asked)
         depth = ints(asked, "depth", None, None) if "depth" in asked.arrays else None
-        last = None if asked.header.get("last") is None else whole(asked.header, "last")
+        last = field(asked.header, "last", absent_or(count))
         step = session.feed(ints(asked, "tokens", None, None), depth, last)
         return _state(session) + step_frame(step)
 
@@ -154,17 +153,15 @@ class Serving:
 
     def _end(self, asked: Frame) -> Frame:
         self._session(asked).close()
-        del self._sessions[whole(asked.header, "session")]
+        del self._sessions[field(asked.header, "session", count)]
         return Frame()
 
     def _generate(self, asked: Frame) -> Frame:
         _, decoder = self._decoder(asked)
-        stop = items(asked.header, "stop")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in stop):
+        stop = field(asked.header, "stop", items)
+        if not all(is_whole(token) for token in stop):
             raise BadArgument("stop", stop, "a list of tokens")
-        max_new = asked.header.get("max_new")
-        if not isinstance(max_new, int) or isinstance(max_new, bool):
-            raise BadArgument("max_new", max_new, "a whole number")
+        max_new = field(asked.header, "max_new", whole)
         return record_frame(decoder.generate(prompts_of(asked), max_new, frozenset(stop)))
 
     def _synchronize(self, asked: Frame) -> Frame:
@@ -178,11 +175,11 @@ class Serving:
     # ------------------------------------------------------------ numbers
 
     def _decoder(self, asked: Frame) -> tuple[int, Decoder]:
-        number = whole(asked.header, "decoder")
+        number = field(asked.header, "decoder", count)
         return number, _known("decoder", number, self._decoders)
 
     def _session(self, asked: Frame) -> Session:
-        return _known("session", whole(asked.header, "session"), self._sessions)[1]
+        return _known("session", field(asked.header, "session", count), self._sessions)[1]
 
     def _closed(self, number: int) -> None:
         for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
