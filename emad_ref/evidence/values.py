@@ -75,23 +75,26 @@ def device(text: str, base: Path, where: str) -> str:
 
 
 def nats(text: str, base: Path, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise BadArgument(where, text, "a number of nats", "e.g. 0.2") from None
+    example = "e.g. 0.2"
+    value = _number(text, where, "a number of nats", example)
     if not abs(value) <= MOST_NATS:
-        raise BadArgument(where, text, f"a finite number of nats, at most {MOST_NATS:,.0f} in size", "e.g. 0.2")
+        raise BadArgument(where, text, f"a finite number of nats, at most {MOST_NATS:,.0f} in size", example)
     return value
 
 
 def seconds(text: str, base: Path, where: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise BadArgument(where, text, "a number of seconds", "e.g. 30") from None
+    example = "e.g. 30"
+    value = _number(text, where, "a number of seconds", example)
     if not 0 < value <= MOST:
-        raise BadArgument(where, text, f"a number of seconds above 0, at most {MOST:,}", "e.g. 30")
+        raise BadArgument(where, text, f"a number of seconds above 0, at most {MOST:,}", example)
     return value
+
+
+def _number(text: str, where: str, expected: str, example: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise BadArgument(where, text, expected, example) from None
 
 
 def seed(text: str, base: Path, where: str) -> int:
