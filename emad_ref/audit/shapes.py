@@ -32,8 +32,7 @@ def far(rng: np.random.Generator, room: int) -> list[int]:
     Raises:
         BadArgument: a room too small to tell near from far.
     """
-    if room < 4:
-        raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
+    _require_near_and_far(room)
     quarter = room // 4
     lengths = [rng.integers(quarter // 2, quarter) + 1, rng.integers(quarter, 3 * quarter) + 1]
     lengths.append(rng.integers(max(3 * quarter, room - EDGE), room) + 1)
@@ -46,7 +45,11 @@ def edges(rng: np.random.Generator, room: int) -> list[int]:
     Raises:
         BadArgument: as ``far``.
     """
-    if room < 4:
-        raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
+    _require_near_and_far(room)
     ends = [size for size in (64, 128, 256) if size <= room] or [room]
     return [max(1, int(size - rng.integers(1, BEFORE + 1))) for size in ends]
+
+
+def _require_near_and_far(room: int) -> None:
+    if room < 4:
+        raise BadArgument("room", room, "at least 4 positions", "this model's window is too short for audits")
