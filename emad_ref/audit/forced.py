@@ -1,9 +1,8 @@
 """At forced admissible depths, logits equal the lens at those depths (claim EMAD-E2); inadmissible depths are refused.
 
 Several ragged rows stay at their cap for a while, where every layer reads what it wrote, and then take random falling
-depths, each its own; half-way one row is dropped. Along the way depths above
-a row's cap, above the ceiling and below 1 are offered: each must raise InadmissibleDepth and leave the session as it
-was, which the logits that follow prove.
+depths, each its own; half-way one row is dropped. Along the way depths above a row's cap, above the ceiling and below 1
+are offered: each must raise InadmissibleDepth and leave the session as it was, which the logits that follow prove.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import differing_logits, hold_against
+from emad_ref.audit.trajectory import hold_all_against
 from emad_ref.audit.transcript import Transcript, slices
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -63,9 +62,7 @@ def forced(
             for bad in _inadmissible(talk.session.cap, point):
                 talk.refuse(fed[:, :1], bad)
             talk.feed(fed, obeyed)
-        for trajectory in talk.trajectories():
-            reference = hold_against(tally, trajectory, lens, point, tolerance)
-            tally.discriminating += differing_logits(reference, trajectory, tolerance)
+        hold_all_against(tally, talk.trajectories(), lens, point, tolerance)
     return tally.finding()
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.forced import falling_depths
 from emad_ref.audit.lens import Lens
-from emad_ref.audit.trajectory import differing_logits, hold_against
+from emad_ref.audit.trajectory import hold_all_against
 from emad_ref.audit.transcript import Transcript
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
@@ -74,20 +74,21 @@ def sessions(
             spoken = other.trajectories()
         talk.stage = "after the other session was closed"
         talk.feed(continuations[:, 2 * phase : 2 * phase + 1], talk.session.cap[:, None].copy())
-        for columns, backwards in zip(
-            np.array_split(np.arange(2 * phase + 1, 3 * phase), 2), (False, True), strict=True
-        ):
-            if (
-                len(talk.rows) > 2
-            ):  # two of them at once; forwards the last stays, or indices that shift would still fit
-                gone = sorted(
-                    rng.choice(len(talk.rows) - (not backwards), 2, replace=False).tolist(), reverse=backwards
-                )
-                talk.drop(*gone)
-                talk.stage = f"after rows {gone} were dropped at once"
+        halves = np.array_split(np.arange(2 * phase + 1, 3 * phase), 2)
+        for columns, backwards in zip(halves, (False, True), strict=True):
+            _drop_two(talk, rng, backwards=backwards)
             for fed in continuations[talk.rows][:, columns].T:
                 talk.feed(fed[:, None], talk.session.cap[:, None].copy())
-        for trajectory in (*talk.trajectories(), *spoken):
-            reference = hold_against(tally, trajectory, lens, point, tolerance)
-            tally.discriminating += differing_logits(reference, trajectory, tolerance)
+        hold_all_against(tally, [*talk.trajectories(), *spoken], lens, point, tolerance)
     return tally.finding()
+
+
+def _drop_two(talk: Transcript, rng: np.random.Generator, *, backwards: bool) -> None:
+    """Drop two drawn rows in one call, where more are left, by falling indices or by rising ones."""
+    if len(talk.rows) <= 2:
+        return
+    # forwards the last stays, or indices that shift would still fit
+    drawn_from = len(talk.rows) if backwards else len(talk.rows) - 1
+    gone = sorted(rng.choice(drawn_from, 2, replace=False).tolist(), reverse=backwards)
+    talk.drop(*gone)
+    talk.stage = f"after rows {gone} were dropped at once"

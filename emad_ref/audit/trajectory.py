@@ -7,7 +7,7 @@ along the trajectory it took (DESIGN: "after it each trajectory is audited on it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,6 +59,15 @@ def hold_against(
     if trajectory.logits is not None:
         judge_logits(tally, trajectory, reference, point, tolerance)
     return reference
+
+
+def hold_all_against(
+    tally: Tally, trajectories: Sequence[Trajectory], lens: Lens, point: OperatingPoint, tolerance: float
+) -> None:
+    """The same of every trajectory; discriminating are positions as in ``differing_logits``."""
+    for trajectory in trajectories:
+        reference = hold_against(tally, trajectory, lens, point, tolerance)
+        tally.discriminating += differing_logits(reference, trajectory, tolerance)
 
 
 def judge_depths(
