@@ -35,7 +35,6 @@ from emad_ref.verdict.interval import Estimate, by_t, document_draws, resamples_
 from emad_ref.verdict.legs import LEVEL, Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
-LEVEL_SHOWN = 0.95  # of intervals, two-sided
 RESAMPLES = 4_999  # where few legs share their error; ``enough_for`` says how many where many do
 ROUNDING = 1e-9  # relative: shares are quotients of sums, float64; a decision that differs costs a whole block
 AT_ONCE = 100_000  # draws × documents that are worked on together: arrays of 0.8 MB stay in a cache
@@ -256,5 +255,5 @@ def _studentised(
     # A sample without spread has an infinite t, as in ``interval.mean_rate``.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    found = by_t(value, error, t, n, threshold=threshold, level=LEVEL_SHOWN, unit=unit, noun=noun)
+    found = by_t(value, error, t, n, threshold=threshold, unit=unit, noun=noun)
     return replace(found, method=f"{found.method}, of selection and evaluation")

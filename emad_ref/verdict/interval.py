@@ -231,7 +231,7 @@ def _studentised(
 
 
 def by_t(
-    value: float, error: float, t: Floats, n: int, *, threshold: float, level: float, unit: str, noun: str
+    value: float, error: float, t: Floats, n: int, *, threshold: float, unit: str, noun: str, level: float = 0.95
 ) -> Estimate:
     """An estimate with its standard error: the wider of bootstrapped ``t`` [samples], sorted, and Student's."""
     tail, many = (1 - level) / 2, len(t)
