@@ -37,7 +37,7 @@ from emad_ref.models.loading import Loaded, load
 from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Decoder, Prompt, Request
+from emad_ref.protocol import Capabilities, Decoder, Prompt, Request
 from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
@@ -89,9 +89,9 @@ class Subject:
         (prompt,), _ = self.drawn_rows(np.random.default_rng(self.seed), [min(NOISE_TOKENS, self.window)], 0)
         return largest_noise(self.lens, prompt.tokens, self.tolerance)
 
-    def allowed(self, decoder: Decoder) -> float:
-        """Largest honest difference of a logit of ``decoder``: its declared noise, where that is more and honest."""
-        return max(self.tolerance, min(decoder.capabilities.logit_noise, self.largest_noise))
+    def allowed(self, said: Capabilities) -> float:
+        """Largest honest difference of a logit of a decoder that ``said`` this: its noise, where more and honest."""
+        return max(self.tolerance, min(said.logit_noise, self.largest_noise))
 
     @property
     def dtype(self) -> str:
@@ -259,6 +259,21 @@ class Subject:
         """Whether it is our own, over the judge's model, and not one that passes for it."""
         plain = decoder.wrapped if isinstance(decoder, Sourced) else decoder
         return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the decoder at full depth says of itself. Raises as ``open``."""
+        return self._at_full_depth[0]
+
+    @property
+    def decoder_is_ours(self) -> bool:
+        """Whether the decoder at full depth ``is_ours``. Raises as ``open``."""
+        return self._at_full_depth[1]
+
+    @cached_property
+    def _at_full_depth(self) -> tuple[Capabilities, bool]:
+        with self.open(self.full) as decoder:
+            return decoder.capabilities, self.is_ours(decoder)
 
     @cached_property
     def full(self) -> OperatingPoint:

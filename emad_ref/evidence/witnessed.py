@@ -48,24 +48,23 @@ class Witnessed:
         """The word of ``study.FLOP_EVIDENCE`` that a FLOP verdict about this decoder says."""
         if self.seen.passed:
             return "witnessed"
-        return "timed" if self._counted and self.seen.passed is None and self.times.passed else "claimed"
+        return "timed" if self._left_to_the_clock and self.times.passed else "claimed"
 
     @property
     def finding(self) -> Finding:
         """What refutes or shows the count: what was seen, else what was timed."""
-        return self.times if self._counted and self.seen.passed is None else self.seen
+        return self.times if self._left_to_the_clock else self.seen
 
-    @cached_property
-    def _counted(self) -> bool:
-        with self._subject.open(self._subject.full) as decoder:
-            return decoder.capabilities.counted
+    @property
+    def _left_to_the_clock(self) -> bool:
+        return self._subject.capabilities.counted and self.seen.passed is None
 
     # ------------------------------------------------------------ watched
 
     @cached_property
     def seen(self) -> Finding:
         """Of requests at two points: where depth comes down step by step, and where it is shallow at once."""
-        if not self._counted:
+        if not self._subject.capabilities.counted:
             return Finding(
                 "witness", None, "the decoder does not count its work: nothing to hold what ran against", 0, 0
             )

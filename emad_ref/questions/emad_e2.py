@@ -57,8 +57,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 def answered(evidence: Evidence, asked: Asked, drawn: Sequence[Floats]) -> Answer:
     """The answer from ``differences_at`` of every depth sequence drawn; no text is read."""
     differences = np.concatenate(drawn) if drawn else np.zeros(0)
-    with evidence.subject.open(evidence.subject.full) as decoder:
-        allowed = evidence.subject.allowed(decoder)
+    allowed = evidence.subject.allowed(evidence.subject.capabilities)
     verdict = decide(Found(differences, allowed), asked)
     return Answer(verdict, fingerprint=evidence.fingerprint)
 

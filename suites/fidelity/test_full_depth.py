@@ -31,7 +31,7 @@ def test_last_layer_readout_is_the_models_distribution(emad_evidence: Evidence) 
     assert difference <= subject.tolerance, f"the last layer's lens is off by {difference:.2e}"
     with subject.open(subject.full) as decoder:
         _, step = decoder.start([prompt])
-        allowed = subject.allowed(decoder)
+        allowed = subject.allowed(decoder.capabilities)
     difference = np.abs(step.logits[0, -1] - own[-1]).max()
     assert difference <= allowed, f"the decoder's full-depth logits are off by {difference:.2g}, more than {allowed:g}"
 

@@ -54,18 +54,16 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_aud
     if subject.seed and kind != "greedy":
         pytest.skip("not applicable (kinds beside greedy are on record for seed 0 alone)")
     point, prompts = asked.point(evidence.bridging), subject.prompts(asked.rows, LENGTH)
-    with subject.open(subject.full) as decoder:
-        schedules, ours = decoder.capabilities.schedules, subject.is_ours(decoder)
-    if point.schedule not in schedules:
+    if point.schedule not in subject.capabilities.schedules:
         pytest.skip(f"not applicable (the decoder has no schedule {point.schedule})")
-    if asked.temperature and not ours:
+    if asked.temperature and not subject.decoder_is_ours:
         pytest.skip("not applicable (another decoder draws in its own way)")
     with subject.open(point, max_rows=asked.rows, temperature=asked.temperature) as decoder:
         made = decoder.generate(prompts, NEW, frozenset())
         none = np.full((asked.rows, NEW), np.inf)
         margin = none if asked.temperature else margins(decoder, prompts, made.emitted)
         taken = Taken(np.stack(made.emitted), depths(made), margin, rooms(made, point))
-        declared = subject.allowed(decoder)
+        declared = subject.allowed(decoder.capabilities)
     thresholds = {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
     about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
     given, drawn = {"point": thresholds}, bool(asked.temperature)

@@ -78,11 +78,9 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: Pair, audit: Auditor, kind: s
     subjects = small, large = [evidence.subject for evidence in emad_pair.models.both]
     if large.seed:
         pytest.skip("not applicable (pairs are on record for seed 0 alone)")
-    with emad_pair.models.partners(rows=ROWS) as partners:
-        both = list(zip(subjects, (partner.decoder for partner in partners), strict=True))
-        if kind == DRAWN and not all(subject.is_ours(decoder) for subject, decoder in both):
-            pytest.skip("not applicable (other decoders show other logits, from which other tokens are drawn)")
-        declared = max(subject.allowed(decoder) for subject, decoder in both)
+    if kind == DRAWN and not all(subject.decoder_is_ours for subject in subjects):
+        pytest.skip("not applicable (other decoders show other logits, from which other tokens are drawn)")
+    declared = max(subject.allowed(subject.capabilities) for subject in subjects)
     prompts = large.prompts(ROWS, LENGTH)
     about = f"{small.fingerprint[:16]}+{large.fingerprint[:16]}", large.dtype, large.corpus, large.seed, kind
     taken = PAIRED[kind](emad_pair, prompts)

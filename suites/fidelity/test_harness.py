@@ -25,7 +25,7 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(emad
     ]
     with subject.open(subject.full, max_rows=ROWS) as decoder:
         slow = np.array([likelihood for likelihood, _ in decoded(decoder, requests)])
-        noise = subject.allowed(decoder)
+        noise = subject.allowed(decoder.capabilities)
     fast = np.array([likelihood for likelihood, _ in replayed(subject.stepper, subject.full, requests)])
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)

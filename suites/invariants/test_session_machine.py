@@ -218,7 +218,7 @@ class SessionMachine(RuleBasedStateMachine):
 def test_session_survives_any_order_of_operations(emad_evidence: Evidence, emad_settings: Settings) -> None:
     subject = emad_evidence.subject
     with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
-        bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder)}
+        bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
         run_state_machine_as_test(
             type("BoundMachine", (SessionMachine,), bound),
             settings=settings(max_examples=emad_settings.budget.examples, stateful_step_count=STEPS),

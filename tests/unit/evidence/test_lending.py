@@ -98,6 +98,7 @@ def test_our_own_decoder_walks_the_judges_model_and_asks_for_no_copy(nano):
         assert isinstance(decoder, WalkedDecoder)
         assert decoder.stepper is nano.stepper
         assert subject.is_ours(decoder)
+    assert subject.decoder_is_ours
     assert subject.lending.copies == ()
     assert judges_own() is None, "the door is open while a host is asked, and no longer"
 
@@ -107,6 +108,21 @@ def test_ours_in_somebody_elses_hands_walks_a_copy_and_counts_as_theirs(nano):
     with subject.open(subject.full) as decoder:
         assert decoder.stepper.model is subject.lending.copy.model is not nano.model
         assert not subject.is_ours(decoder)
+    assert not subject.decoder_is_ours
+
+
+def test_what_a_decoder_says_of_itself_is_asked_at_full_depth_and_once(nano):
+    opened = []
+
+    def make(request: Request) -> CachedDecoder:
+        opened.append(request.point)
+        return CachedDecoder(request.model.load().model, request.point)
+
+    subject = Subject(nano, STUDY, Host(make))
+    assert subject.capabilities == CachedDecoder.capabilities
+    assert subject.capabilities == CachedDecoder.capabilities
+    assert not subject.decoder_is_ours
+    assert opened == [subject.full]
 
 
 def test_what_a_request_leads_to_is_not_the_judges_model(nano):
