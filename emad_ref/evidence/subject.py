@@ -328,6 +328,18 @@ class Subject:
         prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
 
+    @contextmanager
+    def open_drawn(
+        self, point: OperatingPoint, rng: np.random.Generator, lengths: Sequence[int], fed: int
+    ) -> Iterator[tuple[Decoder, list[Prompt], Ints]]:
+        """A decoder for as many rows as ``lengths``, with what ``drawn_rows`` gives; closed after the block.
+
+        Raises as ``open``.
+        """
+        prompts, continuation = self.drawn_rows(rng, lengths, fed)
+        with self.open(point, max_rows=len(prompts)) as decoder:
+            yield decoder, prompts, continuation
+
     @cached_property
     def lens(self) -> ModelLens:
         """The oracle of every audit: called with tokens [n], reference logits [n, L, V] after every layer.

@@ -24,8 +24,7 @@ def test_signals_depths_and_ledger_are_the_rules(
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
         emad_audit(
             decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
         )
@@ -36,8 +35,7 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -46,8 +44,7 @@ def test_rollback_restores_tokens_cache_and_cap(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
         emad_audit(rollback(decoder, subject.lens, point, prompts, continuation, subject.tolerance))
 
 
@@ -56,8 +53,7 @@ def test_sessions_side_by_side_keep_to_themselves(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
         emad_audit(sessions(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -67,6 +63,5 @@ def test_rows_of_a_batch_decide_alone(
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
     together = max(subject.budget.batch_sizes) + 1
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, together), 1)
-    with subject.open(point, max_rows=together) as decoder:
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, together), 1) as (decoder, prompts, _):
         emad_audit(rows(decoder, subject.lens, point, prompts, NEW, subject.tolerance))

@@ -24,9 +24,8 @@ def test_forced_depths_are_obeyed_far_into_the_window(
     emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str
 ) -> None:
     subject = emad_evidence.subject
-    point = subject.full
-    prompts, continuation = subject.drawn_rows(emad_rng, LENGTHS[lengths](emad_rng, subject.window - FED), FED)
-    with subject.open(point, max_rows=len(prompts)) as decoder:
+    point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.window - FED)
+    with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -35,8 +34,8 @@ def test_forced_depths_are_obeyed_late_in_a_session(
 ) -> None:
     subject = emad_evidence.subject
     point, fed = subject.full, min(LONG, subject.window // 2)
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, 3, subject.window - fed), fed)
-    with subject.open(point, max_rows=len(prompts)) as decoder:
+    drawn = brief(emad_rng, 3, subject.window - fed)
+    with subject.open_drawn(point, emad_rng, drawn, fed) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -45,9 +44,8 @@ def test_decisions_are_the_rules_far_into_the_window(
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    lengths = far(emad_rng, subject.window - FED)[:2]
-    prompts, continuation = subject.drawn_rows(emad_rng, lengths, FED)
-    with subject.open(point, max_rows=len(prompts)) as decoder:
+    drawn = far(emad_rng, subject.window - FED)[:2]
+    with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
         emad_audit(
             decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
         )
@@ -61,8 +59,8 @@ def test_generation_holds_far_into_the_window(
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.bridging.probing_point
-    prompts, _ = subject.drawn_rows(emad_rng, LENGTHS[lengths](emad_rng, subject.window - FED)[:2], 1)
-    with subject.open(point, max_rows=len(prompts)) as decoder:
+    drawn = LENGTHS[lengths](emad_rng, subject.window - FED)[:2]
+    with subject.open_drawn(point, emad_rng, drawn, 1) as (decoder, prompts, _):
         emad_audit(
             generation(decoder, subject.lens, point, prompts, FED, subject.tolerance, needed=0, exact_context=False)
         )
