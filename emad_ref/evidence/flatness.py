@@ -21,7 +21,8 @@ from emad_ref.evidence.traces import Traces
 from emad_ref.record import Floats
 from emad_ref.sweep.families import EMAD
 from emad_ref.sweep.select import cheapest_within_bounds
-from emad_ref.verdict.interval import Estimate, profile_slope
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.rates import profile_slope
 
 LEAST_DOTS = 4  # of three dots, all orders but one differ from a falling line by a single swap
 

@@ -30,8 +30,8 @@ from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
-from emad_ref.verdict.interval import total_ratio
 from emad_ref.verdict.legs import LEVEL
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included

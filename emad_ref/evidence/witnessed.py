@@ -27,7 +27,8 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.executed import Executed
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import READOUTS, Ints, Work
-from emad_ref.verdict.interval import Estimate, total_ratio
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 SHORTEST, LONGEST = 6, 24  # tokens of a watched prompt, and new ones

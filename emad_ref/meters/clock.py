@@ -4,7 +4,7 @@ Pairing cancels what drifts (clock frequency, other processes, temperature); ran
 caches, allocator state); fresh input keeps prompt caches from rewarding the second arm. Process time is recorded beside
 the wall clock: where both agree no other process took the core.
 
-The module measures; ratios and intervals are made in ``verdict.interval``. It knows no model and no device: what has to
+The module measures; ratios and intervals are made in ``verdict.times``. It knows no model and no device: what has to
 be waited for is the caller's ``synchronize``.
 """
 

@@ -19,8 +19,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import about, nothing_written
 from emad_ref.record import Bools
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.rates import mean_rate
 from emad_ref.verdict.units import ByItem
 
 

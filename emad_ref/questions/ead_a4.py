@@ -25,8 +25,8 @@ from emad_ref.questions.paired import about, nothing_written
 from emad_ref.sweep.routing import Routing, front, mixed
 from emad_ref.text.documents import Split
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import difference
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.scores import difference
 from emad_ref.verdict.units import ByItem
 
 WIDTHS = (2, 8)  # k

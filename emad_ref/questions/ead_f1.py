@@ -26,8 +26,9 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import about, nothing_to_route
 from emad_ref.text import world
 from emad_ref.verdict.claims import Claim, Leg, Verdict
-from emad_ref.verdict.interval import Estimate, retained
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, counted, finite, row, unseen, weighed
+from emad_ref.verdict.scores import retained
 from emad_ref.verdict.units import ByItem
 
 RESULTS = ("llama", "qwen")  # the paper's two: names of thresholds

@@ -1,7 +1,7 @@
 """EAD-F2: does switching beat speculation with the same pair, which loses nothing? (EAD, reading notes, Thoughts)
 
 The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs. The time of a
-mix of requests is their total, and so are its FLOPs (``interval.total_ratio``).
+mix of requests is their total, and so are its FLOPs (``times.total_ratio``).
 
 It is asked first whether the rule's score holds, as EAD-F1 asks: what share of the large model's score it keeps, at
 the first saving that the paper reports. Where that is shown to be less than the paper keeps, the row does not apply,
@@ -25,8 +25,10 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.ead_f1 import RESULTS
 from emad_ref.questions.paired import Raced, about, nothing_written, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import Estimate, retained, total_ratio
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, estimated, row, weighed
+from emad_ref.verdict.scores import retained
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByItem
 
 ARMS = ("large", "EAD", "speculative")

@@ -19,8 +19,9 @@ from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.sweep.exits import unexited
 from emad_ref.verdict.claims import Leg
-from emad_ref.verdict.interval import Estimate, difference
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import counted
+from emad_ref.verdict.scores import difference
 from emad_ref.verdict.units import ByItem
 
 PAPERS = "t5-large"

@@ -14,8 +14,9 @@ from emad_ref.evidence.exits.reading import Read
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question, ask
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import Estimate, difference, earlier
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import unseen
+from emad_ref.verdict.scores import difference, earlier
 
 EXIT_TASKS = 3  # question → answer, dialogue → summary, story → worked chain
 EXIT_SETTINGS = 2 * EXIT_TASKS  # at two minimum exit layers

@@ -13,8 +13,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exits import Readings, on_items, readings
 from emad_ref.sweep.exits import expected_calibration_error
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import estimated, row
+from emad_ref.verdict.rates import mean_rate
 
 
 def decide(found: Readings, asked: Asked) -> Verdict:

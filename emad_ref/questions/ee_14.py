@@ -16,8 +16,8 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exits import on_items
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import log_ratio
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 
 TIMED = ("softmax", "softmax, fixed", "JSD", "JSD, adaptive")

@@ -18,8 +18,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exits import Readings, on_items, readings
 from emad_ref.sweep.exits import QUANTILES, rank_quantiles
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import profile_slope
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.rates import profile_slope
 
 MEDIAN = QUANTILES.index(0.5)
 

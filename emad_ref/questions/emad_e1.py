@@ -19,8 +19,8 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.sweep.diagnostics import agreement_auroc, agreement_rate, echo_rate
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import profile_slope, profile_steps
 from emad_ref.verdict.legs import corrected, estimated, row, weighed
+from emad_ref.verdict.rates import profile_slope, profile_steps
 from emad_ref.verdict.units import ByDocument
 
 

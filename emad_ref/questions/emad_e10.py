@@ -22,8 +22,8 @@ from emad_ref.questions.quality import drop_of, too_few
 from emad_ref.text import world
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.counting import FEWEST, TaskAt
-from emad_ref.verdict.interval import perplexity_rise
 from emad_ref.verdict.legs import corrected, estimated, row, unseen, weighed
+from emad_ref.verdict.rates import perplexity_rise
 from emad_ref.verdict.units import ByDocument
 
 USEFUL = 0.15  # net FLOP reduction below which the paper does not speak of an operating point

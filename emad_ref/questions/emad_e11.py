@@ -16,8 +16,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.questions.premises import quality_premise
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import profile_slope
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.rates import profile_slope
 from emad_ref.verdict.units import ByDocument
 
 

@@ -31,8 +31,8 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.record import Floats
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.verdict.claims import Leg, Outcome, Verdict
-from emad_ref.verdict.interval import perplexity_rise
 from emad_ref.verdict.legs import corrected, counted, row, weighed
+from emad_ref.verdict.rates import perplexity_rise
 from emad_ref.verdict.units import ByDocument
 
 CALIBRATED = 40  # windows: means of a plain pass, in which the noise of shared scales averages out

@@ -23,8 +23,9 @@ from emad_ref.questions.premises import quality_premise
 from emad_ref.record import Floats
 from emad_ref.sweep.estimators import agreements
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import Estimate, rank_correlation
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import estimated, judge_side
+from emad_ref.verdict.ranks import rank_correlation
 from emad_ref.verdict.units import DocumentOf
 
 ESTIMATORS = len(PAPER_KS) + len(PAPER_RANKS)  # of the paper

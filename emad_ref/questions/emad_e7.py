@@ -5,7 +5,7 @@ listed beside, and so is the same rule under the monotone schedule, which owes n
 only where weights mean something and replay speaks for the decoder under test; time needs neither.
 
 It does not apply where the rule hardly leaves a block out: then nothing is owed, and nothing could be faster. Nor to a
-decoder that declines a schedule. The time of a mix of requests is their total (``interval.total_ratio``).
+decoder that declines a schedule. The time of a mix of requests is their total (``times.total_ratio``).
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.sweep.losses import loss_table
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import perplexity_rise, total_ratio
 from emad_ref.verdict.legs import counted, estimated, judge_side
+from emad_ref.verdict.rates import perplexity_rise
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByDocument, ByPair
 
 EXACT: dict[str, ScheduleName] = {"eager backfill": "free_eager", "deferred fill": "free_deferred"}

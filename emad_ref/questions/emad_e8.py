@@ -22,8 +22,8 @@ from emad_ref.evidence.pair.timing import speculating
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import total_ratio
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.times import total_ratio
 
 CHECKED = 4  # prompts on which the output is compared token by token
 NONE = "no EMAD"

@@ -25,8 +25,8 @@ from emad_ref.questions.premises import quality_premise
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.diagnostics import along, bound_and_free
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import mean_rate, slope_within_documents
 from emad_ref.verdict.legs import Tested, corrected, estimated, row, unseen, weighed
+from emad_ref.verdict.rates import mean_rate, slope_within_documents
 from emad_ref.verdict.units import ByDocument, DocumentOf
 
 HARD_LEG = "hard tokens that come after depth has fallen below what they would take"

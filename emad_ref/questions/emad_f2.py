@@ -10,7 +10,7 @@ A point that is slower than a baseline is not a matter of ten per cent: where th
 below 1×, the leg is falsified without Holm's correction over the other rows of the run. What pays for that is the
 distance from the threshold: to get there a speed-up of 1.10× would have to be missed by a tenth besides its own noise.
 
-The time of a mix of requests is their total: a leg estimates the ratio of totals (``interval.total_ratio``).
+The time of a mix of requests is their total: a leg estimates the ratio of totals (``times.total_ratio``).
 
 The point timed is one that EMAD-F1 lets stand; where there is none the row does not apply, and its ratios are listed as
 numbers. So with random weights, which take as long as trained ones and have no quality that a speed-up could cost.
@@ -35,8 +35,9 @@ from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.premises import unanswered
 from emad_ref.questions.quality import stands
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import Estimate, total_ratio
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, counted, estimated, row, weighed
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 BASELINES = {FULL: "full depth", GENERATE: "generate", COMPILED: "compiled generate"}  # arm → how legs call it

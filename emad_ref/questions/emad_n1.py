@@ -22,8 +22,8 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import total_ratio
 from emad_ref.verdict.legs import judge_side
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not

@@ -11,7 +11,7 @@ could be lost, and the row does not apply; nor does it where F1 lets no point st
 times are then listed as numbers.
 
 Beside it, without judging: the large model drafts for itself at EMAD's first probe and verifies from there on. The same
-exits, no second model, no loss. The time of a mix of requests is their total (``interval.total_ratio``).
+exits, no second model, no loss. The time of a mix of requests is their total (``times.total_ratio``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed
 from emad_ref.text import world
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.counting import TaskAt
-from emad_ref.verdict.interval import Estimate, accuracy_drop, total_ratio
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, counted, estimated, row, weighed
+from emad_ref.verdict.shares import accuracy_drop
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 LOSSLESS = ("speculative", "self-speculative")

@@ -17,8 +17,8 @@ from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.paired import about, nothing_to_route
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import difference
 from emad_ref.verdict.legs import counted, estimated, row
+from emad_ref.verdict.scores import difference
 from emad_ref.verdict.units import ByItem
 
 

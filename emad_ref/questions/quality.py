@@ -28,17 +28,13 @@ from emad_ref.errors import BadArgument
 from emad_ref.evidence.points import PointEvidence
 from emad_ref.questions.asking import Asked
 from emad_ref.record import Floats
+from emad_ref.verdict.bootstrap import document_draws, resamples_for
 from emad_ref.verdict.claims import Claim, Leg, Verdict
 from emad_ref.verdict.counting import FEWEST, TaskAt
-from emad_ref.verdict.interval import (
-    Estimate,
-    accuracy_drop,
-    document_draws,
-    needed_items,
-    perplexity_rise,
-    resamples_for,
-)
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import Tested, corrected, cut, estimated, finite, row, unseen, weighed
+from emad_ref.verdict.rates import perplexity_rise
+from emad_ref.verdict.shares import accuracy_drop, needed_items
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,7 @@ def judged(found: Found, asked: Asked, shown: int | None = None) -> Verdict:
         shown: keep only the worst that many legs; the verdict's ``n`` then counts the legs judged.
 
     Raises:
-        BadArgument: a net reduction that is no share, and as in ``interval``.
+        BadArgument: a net reduction that is no share, and as in ``rates`` and ``shares``.
     """
     claim, smallest = asked.claim, asked.claim.thresholds["flop_reduction"]
     if not found.points:

@@ -4,8 +4,8 @@
 ``Leg``      one part of an answer: a corpus, a task, a batch size, a model geometry.
 ``Verdict``  the answer for one model, with every leg; its JSON form is what ``report.json`` holds.
 
-Nothing here computes: ``interval`` estimates, ``legs`` combines, questions decide. Standard library only, so that the
-pytest plugin can import it for free.
+Nothing here computes: ``rates`` and its like estimate, ``legs`` combines, questions decide. Standard library only, so
+that the pytest plugin can import it for free.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ import numpy as np
 from emad_ref.errors import BadArgument
 from emad_ref.record import Bools, Floats
 from emad_ref.sweep.front import Front, Mixture, Mixtures, Sheet, front, lower_hulls, mixtures
+from emad_ref.verdict.bootstrap import by_t, document_draws, resamples_for
 from emad_ref.verdict.claims import Claim, Leg
-from emad_ref.verdict.interval import Estimate, by_t, document_draws, resamples_for
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import LEVEL, Tested, weighed
 from emad_ref.verdict.units import ByDocument
 
@@ -252,7 +253,7 @@ def _studentised(
     noun = ByDocument.noun
     if n == 1:
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
-    # A sample without spread has an infinite t, as in ``interval.mean_rate``.
+    # A sample without spread has an infinite t, as in ``rates.mean_rate``.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num((values - values.mean()) / errors, nan=0.0, posinf=np.inf, neginf=-np.inf))
     found = by_t(value, error, t, n, threshold=threshold, unit=unit, noun=noun)

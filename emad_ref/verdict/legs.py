@@ -27,7 +27,8 @@ from typing import Literal
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import TO_SURVIVE, Claim, Leg, Outcome, Verdict
-from emad_ref.verdict.interval import Estimate, holm, needed_n
+from emad_ref.verdict.holm import holm
+from emad_ref.verdict.interval import Estimate, needed_n
 
 LEVEL = 0.05  # one-sided, against the threshold
 

@@ -22,7 +22,7 @@ from emad_ref.readout.estimate import reader_of
 from emad_ref.readout.index import Ivf
 from emad_ref.readout.lowrank import LowRank, LowRankIndex, factors
 from emad_ref.readout.topk import TopK
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 

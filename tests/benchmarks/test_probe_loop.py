@@ -18,7 +18,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.clock import paired
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 
 PAIRS, NEW, K, RANK = 12, 12, 64, 64

@@ -21,7 +21,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.replay import replay_all
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 

@@ -17,7 +17,7 @@ import pytest
 from emad_ref.meters.clock import paired
 from emad_ref.models.loading import load
 from emad_ref.text import world
-from emad_ref.verdict.interval import log_ratio
+from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 from pytest_emad.replayclock import CLOCK, record_samples
 

@@ -13,8 +13,8 @@ from emad_ref.questions.asking import Asked
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
 from emad_ref.text.world import TASKS
+from emad_ref.verdict.bootstrap import RESAMPLES
 from emad_ref.verdict.claims import load_register
-from emad_ref.verdict.interval import RESAMPLES
 
 REGISTER = load_register()
 LAYERS = 12

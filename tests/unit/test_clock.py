@@ -102,7 +102,7 @@ def test_a_time_that_is_none_is_refused(own):
 
 def test_the_smallest_decidable_speedup_is_decided_about_as_often_as_promised():
     """30 pairs, spread 5 %, power 80 %: 400 simulated runs, 4 standard errors of a share (8 points)."""
-    from emad_ref.verdict.interval import log_ratio
+    from emad_ref.verdict.times import log_ratio
     from emad_ref.verdict.units import ByPair
 
     truth, source = smallest_decidable_speedup(0.05, 30, threshold=1.10), np.random.default_rng(0)

@@ -88,7 +88,7 @@ def test_joules_per_token_are_those_spent_between_the_readings():
 
 
 def test_the_ratio_of_joules_per_token_goes_into_the_interval_of_pairs():
-    from emad_ref.verdict.interval import log_ratio
+    from emad_ref.verdict.times import log_ratio
     from emad_ref.verdict.units import ByPair
 
     board, noise = Board(), np.random.default_rng(3)

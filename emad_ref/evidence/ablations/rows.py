@@ -20,8 +20,10 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats
 from emad_ref.sweep.diagnostics import collapse
 from emad_ref.sweep.losses import Loss, loss_table
-from emad_ref.verdict.interval import RESAMPLES, document_draws, perplexity_rise, total_ratio
+from emad_ref.verdict.bootstrap import RESAMPLES, document_draws
 from emad_ref.verdict.legs import finite
+from emad_ref.verdict.rates import perplexity_rise
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 TRIED = {"smoke": 2, "standard": 4, "full": 8}  # margins per profile, by budget

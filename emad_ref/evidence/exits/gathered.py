@@ -31,7 +31,7 @@ from emad_ref.models.loading import bundled_names
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
-from emad_ref.verdict.interval import difference
+from emad_ref.verdict.scores import difference
 
 SOLVED = 0.05  # level at which full depth must beat an honest guess
 PRETRAINED = "emad-t5-tiny"

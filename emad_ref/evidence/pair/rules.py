@@ -28,8 +28,9 @@ from emad_ref.evidence.pair.sizes import Sizes
 from emad_ref.record import Floats
 from emad_ref.sweep.routing import Mixture, Routing, front, mixed, thresholds
 from emad_ref.verdict.counting import guessing_pvalue
-from emad_ref.verdict.interval import Estimate, accuracy_drop
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import LEVEL
+from emad_ref.verdict.shares import accuracy_drop
 from emad_ref.verdict.units import ByItem
 
 WORTH_ROUTING = 0.10  # accuracy by which the large model must be better on a task

@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 from emad_ref.questions.ead_f1 import Found, Judged, Routed
 from emad_ref.sweep.routing import Ran, mixed
-from emad_ref.verdict.interval import accuracy_drop
+from emad_ref.verdict.shares import accuracy_drop
 from emad_ref.verdict.units import ByItem
 from tests.questions.cases.answered import right
 from tests.questions.simulation import Case, celled, clustered

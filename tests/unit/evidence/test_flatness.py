@@ -11,7 +11,8 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.flatness import Flatness, Gain, flatness, gain_of, trend
 from emad_ref.sweep.families import EMAD
-from emad_ref.verdict.interval import Estimate, profile_slope
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.rates import profile_slope
 from tests.small_evidence import small_evidence
 
 

@@ -34,7 +34,7 @@ from emad_ref.protocol import Unsupported
 from emad_ref.record import DECODE, DRAFT, VERIFY
 from emad_ref.tasks.scoring import Item
 from emad_ref.text.documents import Example
-from emad_ref.verdict.interval import accuracy_drop
+from emad_ref.verdict.shares import accuracy_drop
 from emad_ref.verdict.units import ByItem
 
 NAMES = ("emad-nano", "emad-tiny")

@@ -25,7 +25,7 @@ from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.clock import Timings
 from emad_ref.models.causal import CausalStepper
 from emad_ref.record import Record
-from emad_ref.verdict.interval import total_ratio
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 from tests.small import LAYERS, small_model
 from tests.small_evidence import FEW, small_evidence

@@ -19,7 +19,7 @@ from emad_ref.models.loading import Loaded, load
 from emad_ref.protocol import Unsupported
 from emad_ref.questions.flop_counts import with_evidence
 from emad_ref.verdict.claims import Verdict
-from emad_ref.verdict.interval import total_ratio
+from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.defective import AllLayersThenRoute, ReadsEveryLayer

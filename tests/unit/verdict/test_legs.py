@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import OUTCOMES, Leg, load_register
-from emad_ref.verdict.interval import Estimate, mean_rate
+from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import (
     combine,
     counted,
@@ -22,6 +22,7 @@ from emad_ref.verdict.legs import (
     row,
     unmeasured,
 )
+from emad_ref.verdict.rates import mean_rate
 from emad_ref.verdict.units import ByDocument
 
 REGISTER = load_register()

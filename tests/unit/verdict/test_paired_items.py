@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.interval import FEWEST_DIFFERING, difference, earlier
+from emad_ref.verdict.bootstrap import FEWEST_DIFFERING
+from emad_ref.verdict.scores import difference, earlier
 from emad_ref.verdict.units import ByDocument, ByItem
 
 

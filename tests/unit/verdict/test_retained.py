@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.interval import retained
+from emad_ref.verdict.scores import retained
 from emad_ref.verdict.units import ByItem, ByPair
 from tests.questions.simulation import clustered
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import COUNTED
-from emad_ref.verdict.interval import mean_rate
+from emad_ref.verdict.rates import mean_rate
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, Units
 
 KINDS = (ByDocument, ByItem, ByPair)

@@ -1,0 +1,27 @@
+"""Bootstrap samples: how many they are, and how large."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.verdict.bootstrap import document_draws, resamples_for
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def test_resamples_reach_the_smallest_level_of_any_family():
+    for family in (1, 60, 250, 3000):
+        assert 1 / (resamples_for(family) + 1) < 0.05 / family
+    assert resamples_for(1) == 9_999
+
+
+@pytest.mark.parametrize(("n", "drawn"), [(2, 2), (5, 2), (30, 20), (200, 172)])
+def test_draws_are_somewhat_smaller_than_the_sample_they_come_from(n, drawn):
+    draws = document_draws(n, 400, rng())
+    assert draws.shape == (400, n)
+    assert (draws.sum(1) == drawn).all()
+    assert draws.mean(0) == pytest.approx(np.full(n, drawn / n), abs=0.25)
+    assert len(np.unique(draws, axis=0)) >= min(3, n)

@@ -1,0 +1,371 @@
+"""Rates: what is known in closed form, agreement with libraries, error rates by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, document_draws
+from emad_ref.verdict.interval import needed_n
+from emad_ref.verdict.rates import mean_rate, perplexity_rise, profile_slope, profile_steps, slope_within_documents
+from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)
+
+
+def documents(n: int, rate: float, spread: float, seed: int = 1) -> tuple[ByDocument, ByDocument, ByDocument]:
+    """Candidate and reference NLL sums whose difference is ``rate`` nats per token on average."""
+    source = np.random.default_rng(seed)
+    tokens = source.integers(50, 300, n)
+    reference = tokens * source.uniform(1.0, 3.0, n)
+    candidate = reference + tokens * (rate + spread * source.standard_normal(n))
+    return ByDocument.distinct(candidate), ByDocument.distinct(reference), ByDocument.distinct(tokens)
+
+
+def difference(candidate: ByDocument, reference: ByDocument) -> ByDocument:
+    return candidate.like(candidate.values - reference.values)
+
+
+def each(*values: float) -> ByDocument:
+    """One value for each document."""
+    return ByDocument.distinct(np.array(values))
+
+
+# --- perplexity ---------------------------------------------------------------------------------------------------
+
+
+def test_the_value_is_the_ratio_of_perplexities():
+    candidate, reference, tokens = documents(40, 0.02, 0.01)
+    rise = perplexity_rise(candidate, reference, tokens, threshold=0.01, rng=rng())
+    total = tokens.values.sum()
+    expected = math.exp(candidate.values.sum() / total) / math.exp(reference.values.sum() / total) - 1
+    assert rise.value == pytest.approx(expected, rel=1e-12)
+    assert rise.low < rise.value < rise.high
+    assert (rise.n, rise.noun) == (40, "documents")
+
+
+def test_the_interval_agrees_with_scipys_bca_on_well_behaved_documents():
+    """Two bootstraps of 200 near-normal documents differ by Monte-Carlo noise: a tenth of the half-width."""
+    candidate, reference, tokens = documents(200, 0.02, 0.05)
+    ours = mean_rate(difference(candidate, reference), tokens, threshold=0.0, rng=rng(), unit="nats")
+    theirs = stats.bootstrap(
+        (difference(candidate, reference).values, tokens.values.astype(float)),
+        lambda x, n, axis: x.sum(axis) / n.sum(axis),
+        paired=True,
+        vectorized=True,
+        rng=rng(),
+        method="BCa",
+    ).confidence_interval
+    slack = 0.1 * (ours.high - ours.low) / 2
+    assert ours.low == pytest.approx(theirs.low, abs=slack)
+    assert ours.high == pytest.approx(theirs.high, abs=slack)
+
+
+RATES = {
+    "normal": lambda source, n: source.normal(1, 1, n),
+    "exponential": lambda source, n: source.exponential(1, n),
+    "fifteen that differ": lambda source, n: 1 + (source.random(n) < 15 / n) * source.standard_normal(n),
+}
+
+
+@pytest.mark.parametrize("n", [30, 60, 200])
+@pytest.mark.parametrize("kind", RATES)
+def test_one_sided_bounds_err_as_often_as_they_say(kind, n):
+    """Truth on the threshold; 300 simulations, 5 % and three of their standard errors more."""
+    above = below = 0
+    for seed in range(300):
+        source = np.random.default_rng([seed, n])
+        tokens = source.integers(100, 400, n)
+        draws = document_draws(n, 399, source)
+        columns = ByDocument.distinct(tokens * (RATES[kind](source, n) - 1)), ByDocument.distinct(tokens)
+        estimate = mean_rate(*columns, threshold=0.0, rng=source, unit="nats", draws=draws)
+        above, below = above + (estimate.p_above <= 0.05), below + (estimate.p_below <= 0.05)
+    assert max(above, below) / 300 < 0.09
+
+
+@given(seed=st.integers(0, 10_000))
+def test_nothing_is_surer_than_students_t(seed):
+    """With equal tokens the mean rate is a mean: its interval holds Student's, its p-values are no smaller."""
+    values = np.random.default_rng(seed).standard_normal(25)
+    draws = document_draws(25, 199, np.random.default_rng(seed))
+    columns = ByDocument.distinct(values), ByDocument.distinct(np.ones(25))
+    found = mean_rate(*columns, threshold=0.1, rng=rng(), unit="nats", draws=draws)
+    student = stats.ttest_1samp(values, 0.1, alternative="greater")
+    low, high = stats.ttest_1samp(values, 0.1).confidence_interval(0.95)
+    assert found.low <= low + 1e-12
+    assert found.high >= high - 1e-12
+    assert found.p_above >= student.pvalue - 1e-12
+    assert found.p_below >= 1 - student.pvalue - 1e-12
+
+
+@pytest.mark.parametrize("n", [60, 200])
+def test_few_documents_that_differ_do_not_falsify_a_tie(n):
+    """Two to eight documents differ, either way alike: a bootstrap alone decided 8 to 25 % of such runs."""
+    decided = 0
+    for seed in range(300):
+        source = np.random.default_rng([seed, n])
+        sums = np.zeros(n)
+        differ = source.choice(n, size=source.integers(2, 9), replace=False)
+        sums[differ] = source.normal(0, 30, len(differ))
+        rate = mean_rate(
+            ByDocument.distinct(sums), ByDocument.distinct(np.full(n, 100)), threshold=0.0, rng=source, unit="nats"
+        )
+        decided += min(rate.p_above, rate.p_below) <= 0.05
+        assert rate.low < 0 < rate.high
+        assert rate.low <= rate.value <= rate.high
+    assert decided == 0
+
+
+@given(seed=st.integers(0, 10_000), threshold=st.floats(-0.02, 0.06))
+def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
+    """p ≤ 5 % exactly where the one-sided 95 % bound (the end of the two-sided 90 % interval) clears the threshold."""
+    candidate, reference, tokens = documents(12, 0.02, 0.04, seed)
+    estimate = mean_rate(
+        difference(candidate, reference),
+        tokens,
+        threshold=threshold,
+        rng=rng(),
+        unit="nats",
+        level=0.90,
+        draws=document_draws(12, 999, rng()),
+    )
+    assert (estimate.p_above <= 0.05) == (estimate.low > threshold)
+    assert (estimate.p_below <= 0.05) == (estimate.high < threshold)
+
+
+@given(seed=st.integers(0, 10_000))
+def test_swapping_the_arms_flips_the_sign(seed):
+    candidate, reference, tokens = documents(15, 0.03, 0.05, seed)
+    draws = document_draws(15, 499, rng())
+    there = perplexity_rise(candidate, reference, tokens, threshold=0.0, rng=rng(), draws=draws)
+    back = perplexity_rise(reference, candidate, tokens, threshold=0.0, rng=rng(), draws=draws)
+    assert math.log1p(there.value) == pytest.approx(-math.log1p(back.value))
+    assert math.log1p(there.low) == pytest.approx(-math.log1p(back.high))
+    assert (there.p_above, there.p_below) == (back.p_below, back.p_above)
+
+
+@pytest.mark.parametrize("n", [28, 29, 200])
+def test_documents_that_do_not_differ_exclude_a_share_of_others_and_no_size(n):
+    """With 29 alike it is shown at 5 % that fewer than a tenth differ; by how much those would is not known."""
+    _, reference, tokens = documents(n, 0.0, 0.0)
+    rise = perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
+    assert (rise.value, rise.low, rise.high) == (0.0, -1.0, math.inf)
+    assert (rise.p_above, rise.p_below) == (1.0, pytest.approx(0.9**n))
+    assert (rise.p_below <= 0.05) == (n >= 29)
+    assert rise.method == f"the same in each of {n} documents, no spread to resample"
+    tie = perplexity_rise(reference, reference, tokens, threshold=0.0, rng=rng())
+    assert (tie.p_above, tie.p_below) == (1.0, 1.0)
+    assert tie.method.startswith("tied: ")
+    beyond = perplexity_rise(reference, reference, tokens, threshold=-0.1, rng=rng())
+    assert (beyond.p_above, beyond.p_below) == (pytest.approx(0.9**n), 1.0)
+
+
+def test_sums_added_up_in_another_order_tie():
+    """A mixture of two decoders that decide the same is one of them, whatever its weights."""
+    _, reference, tokens = documents(60, 0.0, 0.0)
+    mixed = reference.like(0.3 * reference.values + 0.7 * reference.values)
+    assert (mixed.values != reference.values).any()
+    tie = perplexity_rise(mixed, reference, tokens, threshold=0.0, rng=rng())
+    assert (tie.p_above, tie.p_below) == (1.0, 1.0)
+    assert tie.method.startswith("tied: ")
+
+
+def test_the_same_rise_in_every_document_on_the_threshold_shows_nothing():
+    rate = mean_rate(each(32.0, 64.0, 128.0), each(64, 128, 256), threshold=0.5, rng=rng(), unit="nats")
+    assert (rate.value, rate.p_above, rate.p_below) == (0.5, 1.0, 1.0)
+    assert rate.method.startswith("tied")
+
+
+def test_one_document_has_no_spread():
+    rise = perplexity_rise(each(11.0), each(10.0), each(5), threshold=0.01, rng=rng())
+    assert (rise.low, rise.high, rise.p_above, rise.p_below) == (-1.0, math.inf, 1.0, 1.0)
+
+
+def test_a_few_documents_that_differ_are_counted_and_bounded():
+    """One of thirty: up to 17 % may yet differ, and if as far as that one, the mean moves by 17 % of its rate."""
+    tokens = ByDocument.distinct(np.full(30, 100))
+    sums = np.zeros(30)
+    sums[4] = 1.0
+    rate = mean_rate(ByDocument.distinct(sums), tokens, threshold=0.01, rng=rng(), unit="nats")
+    share = stats.binomtest(1, 30).proportion_ci(0.95).high
+    assert (rate.low, rate.high) == pytest.approx((-0.01 * share, 0.01 * share))
+    assert rate.p_below == pytest.approx(stats.binom.cdf(1, 30, 0.1))
+    near = mean_rate(ByDocument.distinct(sums), tokens, threshold=0.0005, rng=rng(), unit="nats")
+    assert near.p_below == pytest.approx(stats.binom.cdf(1, 30, 0.05))
+    assert near.p_above == 1.0
+
+
+@pytest.mark.parametrize(("differing", "resampled"), [(FEWEST_DIFFERING - 1, False), (FEWEST_DIFFERING, True)])
+def test_as_many_as_mean_something_are_resampled(differing, resampled):
+    sums = np.zeros(40)
+    sums[:differing] = np.arange(1.0, differing + 1)
+    rate = mean_rate(
+        ByDocument.distinct(sums), ByDocument.distinct(np.full(40, 10)), threshold=0.0, rng=rng(), unit="nats"
+    )
+    assert ("bootstrap" in rate.method) is resampled
+    assert (f"{differing} of 40 documents differ" in rate.method) is not resampled
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tokens": each(1, 0)}, "tokens"),
+        ({"tokens": each(1)}, "tokens"),
+        ({"nll_candidate": each(1.0, math.nan)}, "nll_candidate"),
+        ({"nll_reference": each(1.0, math.inf)}, "nll_reference"),
+        ({"nll_reference": each(1.0)}, "nll_reference"),
+        ({"nll_candidate": each(), "nll_reference": each(), "tokens": each()}, "nll_candidate"),
+        ({"threshold": -1.0}, "threshold"),
+        ({"draws": np.ones((9, 3))}, "draws"),
+    ],
+)
+def test_bad_measurements_are_refused_by_name(change, named):
+    good = {"nll_candidate": each(1.0, 2.0), "nll_reference": each(1.0, 1.5), "tokens": each(1, 2)}
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
+
+
+@pytest.mark.parametrize(
+    "column", [np.array([1.0, 2.0]), ByItem.distinct(np.array([1.0, 2.0])), ByPair(np.array([1.0, 2.0]))]
+)
+def test_a_perplexity_rise_is_of_documents_and_of_nothing_else(column):
+    """A type checker refuses these; who runs without one is told by name."""
+    good = each(1.0, 1.5)
+    for name in ("nll_candidate", "nll_reference", "tokens"):
+        columns = {"nll_candidate": good, "nll_reference": good, "tokens": good} | {name: column}
+        with pytest.raises(BadArgument, match=f"^{name}=.*ByDocument"):
+            perplexity_rise(**columns, threshold=0.01, rng=rng())
+
+
+def test_a_rate_is_of_one_kind_of_unit():
+    items, weights = ByItem.distinct(np.array([1.0, 3.0, 2.5])), np.array([1, 2, 2])
+    rate = mean_rate(items, ByItem.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
+    assert (rate.noun, rate.n) == ("items", 3)
+    assert "of items" in rate.method
+    with pytest.raises(BadArgument, match=r"^tokens='ByDocument'"):
+        mean_rate(items, ByDocument.distinct(weights), threshold=0.0, rng=rng(), unit="blocks")
+
+
+# --- profile ------------------------------------------------------------------------------------------------------
+
+
+def test_steps_and_slope_of_a_profile_without_noise_are_exact():
+    tokens, mean = np.array([10, 20, 30]), np.array([4.0, 3.0, 3.5])
+    columns = ByDocument.distinct(tokens[:, None] * mean), ByDocument.distinct(tokens)
+    steps = profile_steps(*columns, threshold=0.0, rng=rng())
+    assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
+    assert [step.p_above for step in steps] == pytest.approx([1.0, 0.9**3])
+    assert [step.p_below for step in steps] == pytest.approx([0.9**3, 1.0])
+    slope = profile_slope(*columns, threshold=0.0, rng=rng())
+    assert slope.value == pytest.approx(np.polyfit([1, 2, 3], mean, 1)[0])
+
+
+def test_a_profile_of_one_layer_is_refused():
+    with pytest.raises(BadArgument, match="entropy_sums"):
+        profile_steps(ByDocument.distinct(np.ones((3, 1))), ByDocument.distinct(np.ones(3)), threshold=0.0, rng=rng())
+
+
+# --- slope over positions ----------------------------------------------------------------------------------------
+
+
+def by_position(n: int, slope: float, spread: float, seed: int = 1) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """x, y and document of tokens; each document has a slope of its own, ``spread`` around ``slope``."""
+    source = np.random.default_rng(seed)
+    lengths = source.integers(5, 40, n)
+    document = np.repeat(np.arange(n), lengths)
+    x = np.log2(1.0 + np.concatenate([np.arange(length) for length in lengths]))
+    slopes = slope + spread * source.standard_normal(n)
+    return x, 3.0 + slopes[document] * x + 0.1 * source.standard_normal(len(x)), document
+
+
+def slope_of(x, y, document, threshold=0.0):
+    return slope_within_documents(x, y, DocumentOf(document), threshold=threshold, rng=rng(), unit="nats per doubling")
+
+
+def test_the_slope_is_that_of_least_squares_with_a_level_of_each_document():
+    x, y, document = by_position(40, -0.2, 0.1)
+    found = slope_of(x, y, document)
+    levels = (document[:, None] == np.arange(40)).astype(float)
+    fitted = np.linalg.lstsq(np.column_stack([x, levels]), y, rcond=None)[0]
+    assert found.value == pytest.approx(fitted[0], rel=1e-9)
+    assert found.low < found.value < found.high
+    assert (found.n, found.unit) == (40, "nats per doubling")
+    assert found.p_below < 0.01 < found.p_above
+
+
+def test_a_slope_knows_no_origin_and_scales_with_its_units():
+    x, y, document = by_position(30, 0.1, 0.2)
+    here, there = slope_of(x, y, document), slope_of(x + 7, 3 * y - 5, document)
+    assert (there.value, there.low, there.high) == pytest.approx((3 * here.value, 3 * here.low, 3 * here.high))
+
+
+def test_long_easy_documents_make_no_slope_within_documents():
+    """Simpson's paradox: y rises in every document, and over all tokens it falls."""
+    x, y, document = by_position(60, 0.1, 0.02)
+    y = y - 2.0 * np.log2(np.bincount(document))[document]
+    assert stats.linregress(x, y).slope < -0.2
+    found = slope_of(x, y, document)
+    assert found.value == pytest.approx(0.1, abs=0.02)
+    assert found.p_above < 0.001
+
+
+def test_the_slopes_interval_is_that_of_documents_and_not_of_tokens():
+    """Every token four times over, within its document: tokens that repeat one another narrow nothing."""
+    x, y, document = by_position(30, 0.1, 0.2)
+    once, fourfold = slope_of(x, y, document), slope_of(*(np.tile(column, 4) for column in (x, y, document)))
+    assert (fourfold.low, fourfold.high) == pytest.approx((once.low, once.high))
+    halves = 2 * document + np.arange(len(x)) % 2
+    as_if_independent = slope_of(x, y, halves)
+    assert as_if_independent.high - as_if_independent.low < 0.8 * (once.high - once.low)
+
+
+def test_document_numbers_are_names_in_any_order():
+    x, y, document = by_position(20, 0.1, 0.2)
+    shuffled = np.random.default_rng(0).permutation(len(x))
+    here, there = slope_of(x, y, document), slope_of(x[shuffled], y[shuffled], 10 * document[shuffled] + 3)
+    assert (there.value, there.low, there.high) == pytest.approx((here.value, here.low, here.high))
+
+
+def test_documents_of_one_position_weigh_nothing():
+    x, document = np.array([1.0, 3.0, 1.0, 3.0, 2.0, 2.0]), np.array([0, 0, 1, 1, 2, 2])
+    y = np.array([1.0, 5.0, 2.0, 4.0, 9.0, -3.0])
+    found = slope_of(x, y, document)
+    assert found.value == pytest.approx(1.5)
+    assert found.n == 2
+
+
+def test_one_position_has_no_slope():
+    with pytest.raises(BadArgument, match="no slope over one position"):
+        slope_of(np.ones(6), np.arange(6.0), np.arange(6))
+
+
+def test_within_documents_of_one_token_there_is_no_slope():
+    with pytest.raises(BadArgument, match="no slope over one position"):
+        slope_of(np.arange(6.0), np.arange(6.0), np.arange(6))
+
+
+# --- how many documents would decide ------------------------------------------------------------------------------
+
+
+def test_four_times_the_documents_halve_the_distance_needed():
+    candidate, reference, tokens = documents(30, 0.0, 0.05, seed=2)
+    few = perplexity_rise(candidate, reference, tokens, threshold=0.03, rng=rng())
+    number = needed_n(few, 1e-4)
+    assert few.p_below > 1e-4
+    assert number > 30
+    repeated = (ByDocument.distinct(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
+    more = perplexity_rise(*repeated, threshold=0.03, rng=rng())
+    assert more.p_below <= 2e-4
+
+
+def test_no_number_decides_a_value_on_the_threshold():
+    rate = mean_rate(each(1.0, 3.0), each(10, 10), threshold=0.2, rng=rng(), unit="nats")
+    assert needed_n(rate, 0.05) is None

@@ -1,0 +1,99 @@
+"""Ratios of seconds: what is known in closed form, error rates by simulation."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.times import log_ratio, total_ratio
+from emad_ref.verdict.units import ByPair
+
+
+def test_speedup_is_the_geometric_mean_of_the_pairs():
+    a, b = np.array([2.0, 4.0, 9.0]), np.array([1.0, 4.0, 3.0])
+    speed = log_ratio(ByPair(a), ByPair(b), threshold=1.1)
+    assert speed.value == pytest.approx(6 ** (1 / 3))
+    logs = np.log(a / b)
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
+    assert math.log(speed.low) == pytest.approx(logs.mean() - half)
+    assert speed.p_above == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="greater").pvalue)
+    assert speed.p_below == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="less").pvalue)
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=20))
+def test_swapping_timing_arms_inverts_the_ratio(pairs):
+    a, b = (ByPair(column) for column in np.array(pairs).T)
+    there, back = log_ratio(a, b, threshold=1.1), log_ratio(b, a, threshold=1 / 1.1)
+    assert there.value == pytest.approx(1 / back.value)
+    assert there.p_above == pytest.approx(back.p_below, abs=1e-9)
+
+
+@pytest.mark.parametrize("ratio_of", [log_ratio, total_ratio])
+def test_pairs_without_spread_bound_nothing_and_a_single_pair_shows_nothing(ratio_of):
+    same = ratio_of(ByPair(np.full(30, 2.4)), ByPair(np.full(30, 2.0)), threshold=1.1)
+    assert (same.value, same.low, same.high) == (pytest.approx(1.2), 0.0, math.inf)
+    assert (same.p_above, same.p_below) == (pytest.approx(0.9**30), 1.0)
+    tied = ratio_of(ByPair(np.full(30, 2.0)), ByPair(np.full(30, 2.0)), threshold=1.0)
+    assert (tied.p_above, tied.p_below) == (1.0, 1.0)
+    assert tied.method.startswith("tied: the same in each of 30 pairs")
+    single = ratio_of(ByPair(np.array([2.0])), ByPair(np.array([1.0])), threshold=1.1)
+    assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("a", "b", "named"), [([1.0, 0.0], [1, 1], "times_a"), ([1.0], [1, 1], "times_b")])
+def test_times_that_are_no_pairs_are_refused(a, b, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        log_ratio(ByPair(np.array(a)), ByPair(np.array(b)))
+
+
+def requests(n: int, ratio: float, seed: int, spread: float = 1.0, noise: float = 0.1) -> tuple[ByPair, ByPair]:
+    """Times of requests of very different length; ``ratio`` is that of their expected totals."""
+    source = np.random.default_rng([seed, n])
+    length = np.exp(spread * source.standard_normal(n))
+    a, b = (length * np.exp(noise * source.standard_normal(n)) for _ in range(2))
+    return ByPair(ratio * a), ByPair(b)
+
+
+def test_the_total_ratio_weighs_requests_by_what_they_take():
+    a, b = ByPair(np.array([2.0, 4.0, 90.0])), ByPair(np.array([1.0, 4.0, 30.0]))
+    found = total_ratio(a, b, threshold=1.1)
+    assert found.value == 96 / 35
+    assert log_ratio(a, b).value == pytest.approx(6 ** (1 / 3))
+    assert found.p_above == pytest.approx(stats.ttest_1samp(a.values - 1.1 * b.values, 0, alternative="greater").pvalue)
+    assert (found.n, found.noun, found.unit) == (3, "pairs", "× as fast in total")
+
+
+@given(seed=st.integers(0, 1000), threshold=st.floats(0.8, 1.3))
+def test_bounds_and_p_values_of_the_total_ratio_tell_the_same_story(seed, threshold):
+    a, b = requests(12, 1.05, seed)
+    found = total_ratio(a, b, threshold=threshold, level=0.90)
+    assert (found.p_above <= 0.05) == (found.low > threshold)
+    assert (found.p_below <= 0.05) == (found.high < threshold)
+    back = total_ratio(b, a, threshold=1 / threshold, level=0.90)
+    assert back.value == pytest.approx(1 / found.value)
+    assert back.p_below == pytest.approx(found.p_above)
+
+
+def test_a_total_that_a_single_request_makes_up_has_no_upper_bound():
+    """One request of a thousand seconds beside two of milliseconds: what the mix takes is not known."""
+    found = total_ratio(ByPair(np.array([1000.0, 0.001, 0.002])), ByPair(np.array([900.0, 0.001, 0.001])))
+    assert (found.low, found.high) == (0.0, math.inf)
+    single = total_ratio(ByPair(np.array([2.0])), ByPair(np.array([1.0])), threshold=1.1)
+    assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("n", [30, 60, 200])
+def test_the_total_ratio_errs_as_often_as_it_says(n):
+    """Lengths over three orders of magnitude, truth on the threshold; 300 simulations, 5 % and three errors more."""
+    above = below = 0
+    for seed in range(300):
+        found = total_ratio(*requests(n, 1.1, seed), threshold=1.1)
+        above, below = above + (found.p_above <= 0.05), below + (found.p_below <= 0.05)
+    assert 4 < above < 27
+    assert 4 < below < 27
