@@ -19,7 +19,7 @@ Ask = Callable[..., None]  # asks a claim, by id, of the evidence that a fixture
 def rows(suite: Suite, *about: About) -> list[Any]:
     """One parameter per claim that ``suite`` asks of such evidence, in the register's order, marked by its question."""
     return [
-        pytest.param(claim, marks=pytest.mark.emad(claim=claim, measures=question.measures))
+        pytest.param(claim, marks=pytest.mark.emad(claim=claim, budget=question.budget, measures=question.measures))
         for claim, question in questions_of(load_register()).items()
         if question.suite == suite and question.about in about
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.protocol import Unsupported
-from pytest_emad import attendance, backends, fixtures, hookspecs, origins, progress, selfcheck, stopping
+from pytest_emad import attendance, backends, fixtures, hookspecs, order, origins, progress, selfcheck, stopping
 from pytest_emad.options import add_options, register, settings
 from pytest_emad.reporting import REFUSAL, Reporting
 from pytest_emad.terminal import header
@@ -114,6 +114,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if marked or any(selfcheck.is_ours(item) for item in items):
             backends.check(config)
         _keep_within_budget(config, items)
+        items[:] = order.ordered(items)
         _refuse_parallel_measuring(config, items)
     except pytest.UsageError as error:
         if not hasattr(config, "workerinput"):

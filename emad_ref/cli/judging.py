@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -38,6 +38,7 @@ if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
     from emad_ref.evidence.host import Host
     from emad_ref.evidence.pair.gathered import Pair
     from emad_ref.questions.asking import Answer, Named
+    from emad_ref.questions.company import Docket
 
 PAIR = ("emad-nano", "emad-tiny")  # small, large
 ABOUT = ("model", "names", "pair")  # in this order, as the files of suites/claims
@@ -63,7 +64,7 @@ def _judged(args: argparse.Namespace) -> int:
     known, run = _known(args), _circumstances(args, docket)
     shown, claims, failures, beside = Exhibits(), [], [], []
     tables: list[dict[str, Any]] = []
-    for answer in _answers(args, docket, _chosen(args, register)):
+    for answer in _answers(args, docket, _chosen(args, docket)):
         row, verdict = register[answer.verdict.id], answer.verdict
         key = key_of(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
         record = compared(row, verdict, known.expected(key, run.seed))
@@ -90,7 +91,7 @@ def _judged(args: argparse.Namespace) -> int:
     return NOT_JUDGED if failures else 0
 
 
-def _docket(args: argparse.Namespace, register: dict[str, Claim]) -> Any:
+def _docket(args: argparse.Namespace, register: dict[str, Claim]) -> Docket:
     from emad_ref.questions.company import Docket
 
     study = Study(
@@ -120,31 +121,31 @@ def _known(args: argparse.Namespace) -> KnownVerdicts:
     return known_verdicts(folders)
 
 
-def _circumstances(args: argparse.Namespace, docket: Any) -> Circumstances:
+def _circumstances(args: argparse.Namespace, docket: Docket) -> Circumstances:
     options = [*docket.study.departures, *departures(docket.register, args.gate_claims)]
     return Circumstances(args.seed, args.budget, ", ".join(options))
 
 
-def _chosen(args: argparse.Namespace, register: dict[str, Claim]) -> list[str]:
+def _chosen(args: argparse.Namespace, docket: Docket) -> list[str]:
     """The claims asked for, by default those of ``suites/claims``: of the model first, each in the register's order."""
     from emad_ref.questions.register import questions_of
 
     for name in sorted(args.claims):
-        _require_row("--claims", name, register)
+        _require_row("--claims", name, docket.register)
     asked = [
         (name, question)
-        for name, question in questions_of(register).items()
-        if (name in args.claims if args.claims else question.suite == "claims")
+        for name, question in questions_of(docket.register).items()
+        if (name in args.claims if args.claims else question.suite == "claims" and docket.asks(name))
     ]
     return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about))]
 
 
-def _require_row(where: str, name: str, register: dict[str, Claim]) -> None:
+def _require_row(where: str, name: str, register: Mapping[str, Claim]) -> None:
     if name not in register:
         raise BadArgument(where, name, f"ids of the register: {', '.join(register)}")
 
 
-def _answers(args: argparse.Namespace, docket: Any, claims: list[str]) -> Iterator[Answer]:
+def _answers(args: argparse.Namespace, docket: Docket, claims: list[str]) -> Iterator[Answer]:
     """One claim after the other; models are loaded when the first that needs them is asked."""
     from emad_ref.evidence.gathered import Evidence
     from emad_ref.evidence.pair.names import PairNames
@@ -187,7 +188,7 @@ def _host(args: argparse.Namespace, stack: ExitStack) -> Host:
     return Host(stack.enter_context(closing(Distant(args.decoder, args.decoder_timeout))).make)
 
 
-def _pair(stack: ExitStack, docket: Any, host: Any, names: tuple[str, str]) -> Pair:
+def _pair(stack: ExitStack, docket: Docket, host: Any, names: tuple[str, str]) -> Pair:
     from emad_ref.evidence.pair.gathered import Pair
     from emad_ref.evidence.subject import open_model
     from emad_ref.questions.ead_f1 import savings

@@ -20,7 +20,7 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.exhibits import Exhibits
-from emad_ref.evidence.study import Study
+from emad_ref.evidence.study import BUDGETS, Budget, Study
 from emad_ref.protocol import Unsupported
 from emad_ref.verdict.claims import Claim, Verdict
 from emad_ref.verdict.legs import not_applicable, unmeasured
@@ -103,6 +103,8 @@ class Question(Generic[E]):
     ``legs``      statistical legs of the row at a study, on a model of so many layers: an upper bound, for Holm.
     ``measures``  whether it takes time or energy, and so needs the machine to itself.
     ``suite``     the folder of ``suites`` that asks it.
+    ``budget``    the smallest in which it is asked unless it gates or is asked for by name: whoever waits for a gate
+                  must not wait for rows that take long and gate nothing.
     """
 
     claim: str
@@ -111,6 +113,11 @@ class Question(Generic[E]):
     legs: Callable[[Study, int], int] = lambda study, layers: 0
     measures: bool = False
     suite: Suite = "claims"
+    budget: str = "smoke"
+
+    def within(self, budget: Budget) -> bool:
+        """Whether a run of ``budget`` asks it unasked."""
+        return BUDGETS[self.budget].rank <= budget.rank
 
 
 def ask(question: Question[E], evidence: E, asked: Asked) -> Answer:

@@ -142,4 +142,10 @@ def invariant_differences(evidence: Evidence, int8: Loaded) -> Floats:
     return differences
 
 
-QUESTION = Question("EMAD-E12", "model", answer, legs=lambda study, layers: 1)
+QUESTION = Question(
+    "EMAD-E12",
+    "model",
+    answer,
+    legs=lambda study, layers: 1,
+    budget="standard",
+)

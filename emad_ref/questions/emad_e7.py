@@ -117,4 +117,12 @@ def copied_quality(evidence: Evidence, copying: OperatingPoint) -> Copied:
     return Copied(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))
 
 
-QUESTION = Question("EMAD-E7", "model", answer, legs=lambda study, layers: len(EXACT), measures=True, suite="cost")
+QUESTION = Question(
+    "EMAD-E7",
+    "model",
+    answer,
+    legs=lambda study, layers: len(EXACT),
+    measures=True,
+    suite="cost",
+    budget="standard",
+)

@@ -100,3 +100,15 @@ def test_every_question_draws_from_the_studys_seed() -> None:
     docket = Docket(REGISTER, Study(seed=3))
     drawn = [docket.asked(claim, "m", LAYERS).rng.random() for claim in ("EMAD-E9", "EMAD-R1")]
     assert drawn == [np.random.default_rng(3).random()] * 2
+
+
+def asks(claim: str, budget: str = "smoke", **docket: Any) -> bool:
+    return Docket(REGISTER, Study(budget=BUDGETS[budget]), **docket).asks(claim)
+
+
+def test_a_row_that_takes_long_waits_for_a_larger_budget_unless_it_gates() -> None:
+    waiting = {name for name in REGISTER if not asks(name)}
+    assert waiting == {"EMAD-E7", "EMAD-E12"}, "what each of them takes, a default run would take once more"
+    assert not any(REGISTER[name].gate for name in waiting), "a gate that waits would pass unasked"
+    assert asks("EMAD-E12", "standard")
+    assert asks("EMAD-E12", gate_claims=frozenset({"EMAD-E12"}))
