@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.protocol import Decoder, Request, Unsupported
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
     from emad_ref.evidence.distant import Distant
+    from emad_ref.protocol import Decoder, Request
     from emad_ref.wire.address import Address
 
 HOOK = "pytest_emad_make_decoder"
@@ -117,6 +117,8 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
         emad_ref.protocol.Unsupported: the provider declines; record the claim as ``not applicable``.
         NoDecoder: every provider that is asked, the one of ``--emad-backend`` or all, returned None.
     """
+    from emad_ref.protocol import Unsupported
+
     check(config)
     wanted, known = _chosen(config), providers(config)
     counts = config.stash.setdefault(COUNTS, {})

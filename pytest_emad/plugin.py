@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from emad_ref.errors import EmadError
 from emad_ref.evidence.study import BUDGETS
-from emad_ref.protocol import Unsupported
 from pytest_emad import attendance, backends, fixtures, hookspecs, order, origins, progress, selfcheck, stopping
 from pytest_emad.options import add_options, register, settings
 from pytest_emad.reporting import REFUSAL, Reporting
@@ -128,7 +128,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
     """What a decoder declines is not applicable: a claim's test records it, any other is skipped with the reason."""
     try:
         return (yield)
-    except Unsupported as refusal:
+    except EmadError as refusal:
+        from emad_ref.protocol import Unsupported  # it brings NumPy
+
+        if not isinstance(refusal, Unsupported):
+            raise
         attendance.refused(item)
         pytest.skip(f"not applicable ({refusal})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,26 @@ def test_importing_the_plugin_imports_neither_torch_nor_hypothesis() -> None:
     program = f"import sys, pytest_emad.plugin; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+LOADED = """
+import json, sys
+from _pytest.config import get_config
+get_config()
+before = set(sys.modules)
+import pytest_emad.plugin
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+MOST_MODULES = 50  # 45 of them took a quarter of the time that pytest itself needs to start
+
+
+def test_the_plugin_adds_little_to_the_start_of_any_run() -> None:
+    """Counted, not timed: what is imported beside what pytest imports anyhow is ours, small, and known by name."""
+    done = subprocess.run([sys.executable, "-c", LOADED], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = json.loads(done.stdout)
+    foreign = {name.partition(".")[0] for name in loaded} - {"emad_ref", "pytest_emad"}
+    assert foreign <= {"tomllib"}
+    assert len(loaded) <= MOST_MODULES, loaded
 
 
 def test_a_run_without_our_suites_imports_no_torch(project: pytest.Pytester, run_apart: Run) -> None:
