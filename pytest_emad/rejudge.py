@@ -67,7 +67,7 @@ def runs(models: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
 
 
 def _reads_pairs(model: str) -> bool:
-    from emad_ref.models.loading import weights_folder
+    from emad_ref.models.bundled import weights_folder
 
     config = read_json(weights_folder() / model / "config.json", "config.json", dict)
     return bool(config.get("is_encoder_decoder", False))
@@ -110,7 +110,7 @@ def failures(junit: Path) -> Iterator[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    from emad_ref.models.loading import bundled_names
+    from emad_ref.models.bundled import bundled_names
 
     parser = arguments()
     chosen = parser.parse_args(argv)

@@ -24,7 +24,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from pickle import UnpicklingError
@@ -46,6 +45,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.bundled import bundled_names, weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
@@ -144,14 +144,6 @@ class _Source:
     kind: str
     place: str
     hub_id: str | None = None
-
-
-def bundled_names() -> tuple[str, ...]:
-    """Names of the models that come with this package, sorted."""
-    folder = weights_folder()
-    if not folder.is_dir():
-        return ()
-    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()))
 
 
 def known_names() -> tuple[str, ...]:
@@ -301,11 +293,6 @@ def _source_of(name: str) -> _Source:
     raise BadArgument(
         "name", name, f"one of {', '.join(known_names())}, random:NAME, a folder, or OWNER/REPOSITORY of the hub"
     )
-
-
-def weights_folder() -> Path:
-    """Where the bundled models lie, one folder each."""
-    return Path(str(files("emad_ref.models") / "weights"))
 
 
 # ---------------------------------------------------------------- weights

@@ -11,7 +11,8 @@ from pathlib import Path
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from emad_ref.models.loading import Loaded, weights_folder
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.loading import Loaded
 
 FILES = ("model.safetensors", "model.safetensors.index.json")
 

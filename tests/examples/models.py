@@ -11,7 +11,8 @@ import torch
 from transformers import GPTNeoXConfig
 
 from emad_ref.audit.lens import Lens
-from emad_ref.models.loading import load, weights_folder
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, ModelRef, Request
 from emad_ref.wire.messages import Model

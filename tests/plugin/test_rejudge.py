@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.models.loading import bundled_names
+from emad_ref.models.bundled import bundled_names
 from emad_ref.verdict.known import known_verdicts
 from pytest_emad import rejudge
 

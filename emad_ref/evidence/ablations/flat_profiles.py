@@ -10,7 +10,7 @@ from emad_ref.evidence.ablations.rows import Row, require_quality
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.flatness import LEAST_DOTS, Flatness, flatness, trend
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.models.loading import bundled_names
+from emad_ref.models.bundled import bundled_names
 
 
 def ablation(evidence: Evidence, rng: np.random.Generator) -> Exhibits:

@@ -27,7 +27,7 @@ from emad_ref.evidence.exits.rules import (
 )
 from emad_ref.evidence.exits.tasks import ExitTasks
 from emad_ref.evidence.subject import Subject
-from emad_ref.models.loading import bundled_names
+from emad_ref.models.bundled import bundled_names
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt

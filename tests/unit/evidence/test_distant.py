@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from emad_ref.evidence.distant import Distant
-from emad_ref.models.loading import load, weights_folder
+from emad_ref.models.bundled import weights_folder
+from emad_ref.models.loading import load
 from emad_ref.models.stored import stored_folder
 from emad_ref.point import full_depth
 from emad_ref.protocol import ModelRef, Request

@@ -18,9 +18,10 @@ from transformers import PreTrainedTokenizerFast
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import loading
+from emad_ref.models.bundled import bundled_names
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
-from emad_ref.models.loading import HUB, ModelUnavailable, bundled_names, fingerprint_of, load
+from emad_ref.models.loading import HUB, ModelUnavailable, fingerprint_of, load
 from emad_ref.models.stepper import Stepper
 from tests.devices import FIRST, SECOND, two_devices
 from tests.small import small_model

@@ -1,0 +1,20 @@
+"""The models that come with this package, by name and place. Nothing is loaded: no torch, no transformers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PAIR = ("emad-nano", "emad-tiny")  # small, large
+
+
+def weights_folder() -> Path:
+    """Where they lie, one folder each."""
+    return Path(__file__).parent / "weights"
+
+
+def bundled_names() -> tuple[str, ...]:
+    """Their names, sorted."""
+    folder = weights_folder()
+    if not folder.is_dir():
+        return ()
+    return tuple(sorted(entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()))
