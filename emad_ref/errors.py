@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -16,6 +16,15 @@ class BadArgument(EmadError, ValueError):
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value
         super().__init__(f"{name}={value!r}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """A remedy, ``nearest: bfloat16, float16``: the likeliest of ``known``, whatever their case; "" if none is near."""
+    from difflib import get_close_matches  # for a message alone
+
+    spelt = {name.casefold(): name for name in known}
+    close = get_close_matches(word.casefold(), spelt, n=3)
+    return f"nearest: {', '.join(spelt[name] for name in close)}" if close else ""
 
 
 class RunStopped(EmadError):

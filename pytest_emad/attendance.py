@@ -7,15 +7,14 @@ worker ends, with its output; ``emad_ref.report.missing`` says what of it is a f
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from emad_ref.report.missing import ABOVE
 from emad_ref.report.reading import Kind
-from pytest_emad import origins, selfcheck
+from pytest_emad import choosing, origins, selfcheck
 
 SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
 HOME = "emad.attendance"  # entry of a worker's output
@@ -34,13 +33,13 @@ class Attendance:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._above: set[str] = set()
+        self._not_asked: dict[str, str] = {}
         self.collected: dict[str, str] = {}
         self.deselected: list[dict[str, Any]] = []
 
-    def take(self, items: Iterable[pytest.Item], above: Iterable[pytest.Item]) -> None:
-        """All ``items`` there are, before anybody leaves some out; those ``above`` the budget among them."""
-        self._above |= {item.nodeid for item in above}
+    def take(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
+        """All ``items`` there are, before anybody leaves some out; of those ``not_asked``, by node id, why."""
+        self._not_asked |= not_asked
         named = {item.nodeid: selfcheck.shipped(item) for item in items}
         self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
 
@@ -49,7 +48,8 @@ class Attendance:
             {
                 "nodeid": item.nodeid,
                 "shipped": selfcheck.shipped(item),
-                "why": ABOVE if item.nodeid in self._above else DESELECTED,
+                "claim": choosing.marker(item)["claim"],
+                "why": self._not_asked.get(item.nodeid, DESELECTED),
             }
             for item in items
         ]

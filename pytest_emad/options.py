@@ -8,22 +8,24 @@ Every value is validated before a model is loaded; a bad one is a ``pytest.Usage
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, nearest
 from emad_ref.evidence import values
+from emad_ref.evidence.pair.names import pair_asked
 from emad_ref.evidence.study import BUDGETS, FLOP_EVIDENCE, Budget, Study
+from emad_ref.models.bundled import PAIR
+from emad_ref.verdict.choosing import chosen
 from emad_ref.verdict.claims import Claim, load_register
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating
 from emad_ref.wire.address import FORMS, Address, address
 
 DEFAULT_MODEL = "emad-tiny"
-DEFAULT_PAIR = ("emad-nano", "emad-tiny")  # small, large
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Settings:
 
     study: Study
     models: tuple[str, ...]
-    small_model: str
-    large_model: str
+    only: frozenset[str]  # ids of the claims that alone are asked; empty: all
+    pair: tuple[str, str] | None  # small, large; None: the models are the user's, and no pair was named
     backend: str | None
     decoder: Address | None
     decoder_timeout: float
@@ -112,11 +114,23 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
     ),
     Option(
-        "small-model", values.model, DEFAULT_PAIR[0], "small model of the pair EAD is judged on (default: emad-nano)"
+        "only",
+        values.patterns,
+        (),
+        "ask these claims alone, by id or pattern, e.g. EMAD-F1,EMAD-R*: nothing else of the suites runs; repeatable",
+        "IDS",
+        many=True,
     ),
     Option(
-        "large-model", values.model, DEFAULT_PAIR[1], "large model of that pair, same tokenizer (default: emad-tiny)"
+        "pair",
+        values.two_models,
+        None,
+        "small and large model, with one tokenizer, that the claims about a pair are judged on (default: "
+        f"{','.join(PAIR)} beside bundled models; none beside a model of yours, and those claims are not asked)",
+        "SMALL,LARGE",
     ),
+    Option("small-model", values.model, None, "the small model of --emad-pair alone, for names with a comma"),
+    Option("large-model", values.model, None, "the large one"),
     Option("corpus", values.corpus, None, f"text to read: {', '.join(values.CORPORA)}, or a path (default: by model)"),
     Option("device", values.device, "cpu", "torch device (default: cpu)"),
     Option("dtype", values.one_of(values.DTYPES), "float32", f"one of {', '.join(values.DTYPES)} (default: float32)"),
@@ -150,7 +164,13 @@ OPTIONS: tuple[Option, ...] = (
         many=True,
     ),
     Option("profile", values.file, None, "calibration profile (JSON) to use instead of calibrating", "FILE"),
-    Option("margin", values.nats, None, "also judge EMAD at this margin, in nats", "NATS"),
+    Option(
+        "margin",
+        values.pasted(values.nats),
+        None,
+        "also judge EMAD at this margin, in nats; a pasted minus sign (U+2212) will do",
+        "NATS",
+    ),
     Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
     Option(
         "gate", values.one_of(GATES), "paper", "paper: falsifiers fail the run; known: a change of a known verdict does"
@@ -225,6 +245,7 @@ def _build(config: pytest.Config) -> Settings:
     given = {option.field: _value(config, option) for option in OPTIONS}
     given["budget"] = BUDGETS[given["budget"]]
     given["models"] = models = given.pop("model")
+    given["pair"] = _pair(given.pop("pair"), given.pop("small_model"), given.pop("large_model"), models)
     if len(set(models)) != len(models):
         raise BadArgument("--emad-model", models, "each model once")
     waived = [of for of, _ in given["waive"]]
@@ -232,6 +253,8 @@ def _build(config: pytest.Config) -> Settings:
         raise BadArgument("--emad-waive", waived, "each name once")
     report = given["report"]
     given["journal"] = None if report is None else report / "journal"
+    patterns = frozenset(pattern for words in given["only"] for pattern in words)
+    given["only"] = chosen(patterns, load_register(given["claims"]), "--emad-only") if patterns else patterns
     study = Study(**{field.name: given.pop(field.name) for field in fields(Study)})
     gating = Gating(**{field.name: given.pop(field.name) for field in fields(Gating)})
     built = Settings(study=study, gating=gating, **given)
@@ -258,13 +281,30 @@ def _read(option: Option, value: Any, base: Path, where: str) -> Any:
     return option.read(value, base, where)
 
 
+def _pair(
+    named: tuple[str, str] | None, small: str | None, large: str | None, models: Sequence[str]
+) -> tuple[str, str] | None:
+    """One way of naming a pair, and both of it."""
+    if named is not None and (small or large):
+        remedy = "leave --emad-small-model and --emad-large-model out"
+        raise BadArgument("--emad-pair", ",".join(named), "no other option that names the pair", remedy)
+    if small and large:
+        return small, large
+    for flag, one, other in (("small", small, "large"), ("large", large, "small")):
+        if one:
+            remedy = "or name both: --emad-pair SMALL,LARGE"
+            raise BadArgument(f"--emad-{flag}-model", one, f"--emad-{other}-model beside it", remedy)
+    return pair_asked(named, models)
+
+
 def _check_claims(built: Settings) -> None:
     if built.claims is None and not built.gate_claims:
         return
     known = load_register(built.claims)
     for name in sorted(built.gate_claims):
         if name not in known:
-            raise BadArgument("--emad-gate-claims", name, f"ids of the register: {', '.join(known)}")
+            expected = f"ids of the register: {', '.join(known)}"
+            raise BadArgument("--emad-gate-claims", name, expected, nearest(name, known))
 
 
 def _check_provider(built: Settings) -> None:

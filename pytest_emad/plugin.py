@@ -6,13 +6,23 @@ Importing it imports neither torch nor hypothesis: having the package installed 
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
 
 import pytest
 
 from emad_ref.errors import EmadError
 from emad_ref.evidence.study import BUDGETS
-from pytest_emad import attendance, backends, fixtures, hookspecs, order, origins, progress, selfcheck, stopping
+from pytest_emad import (
+    attendance,
+    backends,
+    choosing,
+    fixtures,
+    hookspecs,
+    order,
+    origins,
+    progress,
+    selfcheck,
+    stopping,
+)
 from pytest_emad.options import add_options, register, settings
 from pytest_emad.reporting import REFUSAL, Reporting
 from pytest_emad.terminal import header
@@ -113,7 +123,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             _check_marker(item)
         if marked or any(selfcheck.is_ours(item) for item in items):
             backends.check(config)
-        _keep_within_budget(config, items)
+        _keep_what_is_asked(config, items)
         items[:] = order.ordered(items)
         _refuse_parallel_measuring(config, items)
     except pytest.UsageError as error:
@@ -137,15 +147,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         pytest.skip(f"not applicable ({refusal})")
 
 
-def _marker(item: pytest.Item) -> dict[str, Any]:
-    """The nearest ``emad`` marker's arguments with their defaults."""
-    marker = item.get_closest_marker("emad")
-    return {"claim": None, "budget": "smoke", "measures": False} | (dict(marker.kwargs) if marker else {})
-
-
 def _check_marker(item: pytest.Item) -> None:
     marker = item.get_closest_marker("emad")
-    arguments = _marker(item)
+    arguments = choosing.marker(item)
     if (marker and marker.args) or set(arguments) != {"claim", "budget", "measures"}:
         raise pytest.UsageError(f"{item.nodeid}: @pytest.mark.emad takes the keywords claim, budget and measures")
     if arguments["budget"] not in BUDGETS:
@@ -157,22 +161,18 @@ def _check_marker(item: pytest.Item) -> None:
         raise pytest.UsageError(f"{item.nodeid}: claim={arguments['claim']!r}, but the register has {', '.join(known)}")
 
 
-def _keep_within_budget(config: pytest.Config, items: list[pytest.Item]) -> None:
-    rank = settings(config).budget.rank
-    within: list[pytest.Item] = []
-    above: list[pytest.Item] = []
-    for item in items:
-        (within if BUDGETS[_marker(item)["budget"]].rank <= rank else above).append(item)
-    config.stash[_ATTENDANCE].take(items, above)
-    if above:
-        config.hook.pytest_deselected(items=above)
-        items[:] = within
+def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None:
+    why = {item.nodeid: choosing.not_asked(item, settings(config)) for item in items}
+    config.stash[_ATTENDANCE].take(items, {nodeid: word for nodeid, word in why.items() if word})
+    if left := [item for item in items if why[item.nodeid]]:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if not why[item.nodeid]]
 
 
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Processes that share cores slow one another down: times taken that way say nothing."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
-    measuring = [item for item in items if _marker(item)["measures"] or selfcheck.is_cost(item)]
+    measuring = [item for item in items if choosing.marker(item)["measures"] or selfcheck.is_cost(item)]
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "

@@ -22,7 +22,7 @@ from emad_ref.files import write_atomically
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
-from pytest_emad import attendance, backends, origins, selfcheck
+from pytest_emad import attendance, backends, choosing, origins, selfcheck
 from pytest_emad.options import register, settings
 from pytest_emad.results import NEVER, Results, write_report
 from pytest_emad.terminal import write_summary
@@ -111,6 +111,7 @@ class Reporting:
         if (self.results or gate.require) and self._state != "usage error":
             requires = {name: claim.requires for name, claim in register(self.config).items()}
             self.failures += self.results.failures(self.settings, requires)
+            self.failures += choosing.gates_left_out(self._deselected(), register(self.config), self.settings)
         if self._state == "complete" and self._judging:
             self._require_decisions(int(session.exitstatus))
         status = int(session.exitstatus)
@@ -206,6 +207,7 @@ class Reporting:
             "waivers": self.waivers,
         }
         report = self.results.report(self.settings, self._provenance, around)
+        report["notes"] = [*report["notes"], *choosing.said(around["deselected"])]
         unseen = {} if not done else {n: name for n, name in self._collected.items() if n not in self.results.tests}
         left_out = {entry["nodeid"] for entry in around["deselected"]}
         report["tests"] += [
@@ -238,6 +240,7 @@ class Reporting:
     def _last_lines(self) -> Iterator[str]:
         if self._decoding:
             yield f"decoder judged: {origins.whose(self._asked)}"
+        yield from choosing.said(self._deselected())
         for waiver in self.waivers:
             yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
         if self.report is not None:

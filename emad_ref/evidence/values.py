@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, nearest
 from emad_ref.extending import added
 from emad_ref.files import require_writable, require_writable_folder
 
@@ -35,6 +35,21 @@ def model(text: str, base: Path, where: str) -> str:
     return given
 
 
+def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
+    """``SMALL,LARGE`` as both."""
+    parts = [part.strip() for part in text.split(",")]
+    if len(parts) != 2 or not all(parts):
+        remedy = "e.g. pythia-70m,pythia-410m; a name with a comma in it goes to --emad-small-model, --emad-large-model"
+        raise BadArgument(where, text, "SMALL,LARGE: two models", remedy)
+    small, large = (model(part, base, where) for part in parts)
+    return small, large
+
+
+def pasted(read: Callable[[str, Path, str], float]) -> Callable[[str, Path, str], float]:
+    """A reader of numbers that takes the minus sign of typeset text, U+2212, for the one of keyboards."""
+    return lambda text, base, where: read(text.replace("−", "-"), base, where)
+
+
 def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
     """``NAME=REASON`` as both; which names there are is checked by who knows them."""
     given, _, reason = (part.strip() for part in text.partition("="))
@@ -46,7 +61,7 @@ def reasoned(text: str, base: Path, where: str) -> tuple[str, str]:
 def one_of(known: tuple[str, ...]) -> Callable[[str, Path, str], str]:
     def read(text: str, base: Path, where: str) -> str:
         if text not in known:
-            raise BadArgument(where, text, f"one of {', '.join(known)}")
+            raise BadArgument(where, text, f"one of {', '.join(known)}", nearest(text, known))
         return text
 
     return read
@@ -57,7 +72,7 @@ def some_of(known: tuple[str, ...]) -> Callable[[str, Path, str], frozenset[str]
         given = words(text)
         for word in sorted(given):
             if word not in known:
-                raise BadArgument(where, word, f"a comma list of {', '.join(known)}")
+                raise BadArgument(where, word, f"a comma list of {', '.join(known)}", nearest(word, known))
         return given
 
     return read
@@ -152,6 +167,13 @@ def corpus(text: str, base: Path, where: str) -> str:
 
 def names(text: str, base: Path, where: str) -> frozenset[str]:
     return words(text)  # known ids depend on --emad-claims: checked in ``settings``
+
+
+def patterns(text: str, base: Path, where: str) -> frozenset[str]:
+    given = words(text)
+    if not given:
+        raise BadArgument(where, text, "claims by id or pattern", "e.g. EMAD-F1,EMAD-R*")
+    return given  # as ``names``
 
 
 def task_names(text: str, base: Path, where: str) -> frozenset[str]:

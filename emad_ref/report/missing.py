@@ -26,7 +26,10 @@ DECIDING = {
 }
 ANSWERED = ("suites/invariants", "suites/fidelity")  # where a decoder must not decline
 WHOSE = "decoder"  # what a waiver of the decoder's origin is called
-ABOVE = "above the budget"  # why a test that belongs to a larger budget was deselected
+# why a test was not asked
+ABOVE = "above the budget"
+NO_PAIR = "no pair was named"
+LEFT_OUT = "left out by --emad-only"
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,12 @@ class Missing:
 def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, always: bool = False) -> list[Missing]:
     """Everything that ``report`` (schema 2) leaves undecided of ``asked``: files and folders of ``shipped`` tests.
 
-    ``always``: our own decoder may leave open no more than another's.
+    ``always``: our own decoder may leave open no more than another's, and what was left out on request is missing: a
+    run may ask for part of what there is, a proof may not.
     """
     wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
-    return [*_whose(report), *_lost(report, wanted), *_undecided(report, wanted)]
+    excused = [ABOVE, NO_PAIR] if always else [ABOVE, NO_PAIR, LEFT_OUT]
+    return [*_whose(report), *_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
 
 
 def another(report: Report, wanted: str) -> str:
@@ -94,7 +99,7 @@ def _foreign(decoder: Mapping[str, Any]) -> str:
     return " and ".join(provider["name"] for provider in decoder["providers"] if provider["foreign"])
 
 
-def _lost(report: Report, wanted: Sequence[str]) -> list[Missing]:
+def _lost(report: Report, wanted: Sequence[str], excused: Sequence[str]) -> list[Missing]:
     """Tests that did not run, or ran and decided nothing. One line for each function and reason."""
     lost: dict[tuple[str, str], list[str]] = {}
     seen = {entry["shipped"] for entry in (*report["tests"], *report["deselected"])}
@@ -102,7 +107,7 @@ def _lost(report: Report, wanted: Sequence[str]) -> list[Missing]:
         if not seen & {name, name.partition("::")[0]}:
             lost[name, "no test of it was collected"] = []
     for entry in report["deselected"]:
-        if entry["shipped"] in wanted and entry["why"] != ABOVE:
+        if entry["shipped"] in wanted and entry["why"] not in excused:
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
     for entry in report["tests"]:
         why = _why_lost(entry)
@@ -134,10 +139,13 @@ def _which(nodeids: Sequence[str]) -> str:
     return f": {', '.join(named[:3])}{more}" if named else ""
 
 
-def _undecided(report: Report, wanted: Sequence[str]) -> list[Missing]:
+def _undecided(report: Report, wanted: Sequence[str], excused: Sequence[str]) -> list[Missing]:
     """Rows of ``DECIDING`` that a wanted test asks and that no verdict decides, for each model of the run."""
     gaps = []
+    not_asked = {entry.get("claim") for entry in report["deselected"] if entry["why"] in excused}
     for claim, test in DECIDING.items():
+        if claim in not_asked:
+            continue
         for model in report["settings"].get("models", ()) if test in wanted else ():
             found = [v for v in report["claims"] if (v["id"], v["model"]) == (claim, model)]
             why = _why_undecided(found)

@@ -16,7 +16,7 @@ Schema 2 adds what the finding rests on, from the first test on:
     decoder     {"name", "foreign", "providers": [who was asked, and what came of it], "overlooked": [who was not]}
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}]
     audits      [{"test", "check", "passed", "detail", "n", "ties"}]
-    deselected  [{"nodeid", "shipped", "why"}]
+    deselected  [{"nodeid", "shipped", "claim"? it would have asked, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
     claims      may say "refused": why the decoder, not the model or the text, left the claim undecided
 

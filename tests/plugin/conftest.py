@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np  # noqa: F401  # in-process runs restore sys.modules: it must be imported before the first
 import pytest
 
 import emad_ref
-import pytest_emad.plugin  # noqa: F401  # in-process runs restore sys.modules: NumPy must be imported before the first
+import pytest_emad.plugin  # noqa: F401  # the same
 
 INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11"))
 

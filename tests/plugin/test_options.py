@@ -34,8 +34,8 @@ VALUES: dict[str, tuple[str, Any]] = {
     "seed": ("7", 7),
     "golden": ("goldens", "goldens"),
     "data": ("data", "data"),
-    "small-model": ("emad-tiny-plain", "emad-tiny-plain"),
-    "large-model": ("emad-nano", "emad-nano"),
+    "only": ("emad-f1,EMAD−R*", frozenset({"EMAD-F1", *(f"EMAD-R{n}" for n in range(1, 6))})),
+    "pair": ("emad-nano, emad-tiny-plain", ("emad-nano", "emad-tiny-plain")),
     "tasks": ("wikitext,gsm8k", frozenset({"wikitext", "gsm8k"})),
     "limit": ("50", 50),
 }
@@ -68,7 +68,8 @@ def expected(project: pytest.Pytester, name: str) -> Any:
 
 
 def test_the_table_of_values_has_every_option_but_the_switch() -> None:
-    assert set(VALUES) | {"update-golden", "allow-code-execution"} == {option.name for option in OPTIONS}
+    tried_apart = {"update-golden", "allow-code-execution", "small-model", "large-model"}
+    assert set(VALUES) | tried_apart == {option.name for option in OPTIONS}
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -110,6 +111,28 @@ def test_a_corpus_may_be_a_file(project: pytest.Pytester) -> None:
     assert parsed(project, "--emad-corpus", "profile.json").study.corpus == str(project.path / "profile.json")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "pair"),
+    [
+        ([], ("emad-nano", "emad-tiny")),
+        (["--emad-model=emad-nano", "--emad-model=emad-t5-tiny"], ("emad-nano", "emad-tiny")),
+        (["--emad-model=emad-nano", "--emad-model=org/mine"], None),
+        (["--emad-model=./mine"], None),
+        (["--emad-model=./mine", "--emad-pair=a,./mine"], ("a", "./mine")),
+        (["--emad-model=./mine", "--emad-small-model=a,b", "--emad-large-model=c"], ("a,b", "c")),
+    ],
+)
+def test_our_pair_is_judged_beside_our_models_alone(
+    project: pytest.Pytester, arguments: list[str], pair: tuple[str, str] | None
+) -> None:
+    assert parsed(project, *arguments).pair == pair
+
+
+@pytest.mark.parametrize("pasted", ["−0.25", "-0.25"])
+def test_a_margin_may_be_pasted_with_the_minus_sign_of_typeset_text(project: pytest.Pytester, pasted: str) -> None:
+    assert parsed(project, f"--emad-margin={pasted}").study.margin == -0.25
+
+
 def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> None:
     assert not parsed(project).update_golden
     assert parsed(project, "--emad-update-golden", "--emad-golden", "goldens").update_golden
@@ -124,6 +147,16 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-model", "a", "--emad-model", "a"], "each model once"),
         (["--emad-model", "pythia-410m@"], "--emad-model='pythia-410m@', but expected NAME or NAME@REVISION"),
         (["--emad-small-model=@main"], "--emad-small-model='@main', but expected NAME or NAME@REVISION"),
+        (["--emad-large-model=a"], "--emad-large-model='a', but expected --emad-small-model beside it; or name both"),
+        (["--emad-pair=a,b", "--emad-small-model=a"], "--emad-pair='a,b', but expected no other option that names"),
+        (["--emad-pair=a,b,c"], "--emad-pair='a,b,c', but expected SMALL,LARGE: two models"),
+        (["--emad-only=EMAD-F3"], "--emad-only='EMAD-F3', but expected an id of the register, or a pattern such as"),
+        (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-R3, EMAD-F2, EMAD-F1"),
+        (["--emad-only=EMAD-Z*"], "--emad-only='EMAD-Z*', but expected an id"),
+        (["--emad-only=,"], "--emad-only=',', but expected claims by id or pattern"),
+        (["--emad-gate-claims=EMAD-E33"], "nearest: EMAD-E3"),
+        (["--emad-dtype=bfloat"], "nearest: bfloat16"),
+        (["--emad-require=qualty"], "nearest: quality"),
         (["--emad-corpus", "nowhere.txt"], "an existing file; looked at"),
         (["--emad-device", "cuda:x"], "--emad-device='cuda:x', but expected a torch device"),
         (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),

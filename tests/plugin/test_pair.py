@@ -9,8 +9,8 @@ from tests.plugin.conftest import Run
 
 def test_a_refused_pair_ends_the_run_before_any_question(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile("def test_pair(emad_pair):\n    assert False, 'never asked'\n")
-    result = run("--emad-small-model", "emad-tiny", "--emad-large-model", "emad-nano")
+    result = run("--emad-pair", "emad-tiny,emad-nano")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     said = result.stdout.str() + result.stderr.str()
-    assert "--emad-small-model, --emad-large-model=" in said
+    assert "--emad-pair='emad-tiny (" in said
     assert "never asked" not in said

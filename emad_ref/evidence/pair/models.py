@@ -32,7 +32,7 @@ from emad_ref.policy.thresholds import default_probes
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Floats, Work
 
-OPTIONS = "--emad-small-model, --emad-large-model"
+OPTIONS = "--emad-pair"
 
 
 class Models:

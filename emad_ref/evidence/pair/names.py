@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+from emad_ref.models.bundled import PAIR, bundled_names
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,13 @@ class PairNames:
     def fingerprint(self) -> str:
         """No weights either: the verdict follows the names."""
         return ""
+
+
+def pair_asked(named: tuple[str, str] | None, models: Iterable[str]) -> tuple[str, str] | None:
+    """The pair a run is about: the one that was named, or the bundled one beside none but bundled ``models``.
+
+    None: whoever judges a model of their own and names no pair has not asked about ours.
+    """
+    if named is not None:
+        return named
+    return PAIR if set(models) <= set(bundled_names()) else None

@@ -1,0 +1,63 @@
+"""Which tests of a run are asked at all: by claim, by pair, by budget. What is not asked is not missing, and told once.
+
+``--emad-only`` chooses by claim: what else the suites hold, and tests marked with another claim, are left out on
+request. Tests about a pair are asked where one was named, or where ours is meant (``emad_ref.evidence.pair.names``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from emad_ref.evidence.study import BUDGETS
+from emad_ref.report.missing import ABOVE, LEFT_OUT, NO_PAIR
+from emad_ref.verdict.claims import Claim
+from pytest_emad import selfcheck
+from pytest_emad.options import Settings
+
+LISTED = 12  # claims that are named; more are counted
+ABOUT_PAIR = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
+SAID = {LEFT_OUT: LEFT_OUT, NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE"}
+
+
+def marker(item: pytest.Item) -> dict[str, Any]:
+    """The nearest ``emad`` marker's arguments with their defaults."""
+    nearest = item.get_closest_marker("emad")
+    return {"claim": None, "budget": "smoke", "measures": False} | (dict(nearest.kwargs) if nearest else {})
+
+
+def not_asked(item: pytest.Item, chosen: Settings) -> str:
+    """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
+    arguments, ours = marker(item), selfcheck.is_ours(item)
+    if chosen.only and arguments["claim"] not in chosen.only and (ours or arguments["claim"] is not None):
+        return LEFT_OUT
+    if ours and chosen.pair is None and not ABOUT_PAIR.isdisjoint(getattr(item, "fixturenames", ())):
+        return NO_PAIR
+    return ABOVE if BUDGETS[arguments["budget"]].rank > chosen.budget.rank else ""
+
+
+def said(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """One line for each reason in ``SAID``, with the claims it concerns."""
+    entries = list(deselected)
+    for why, words in SAID.items():
+        left = [entry for entry in entries if entry["why"] == why]
+        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
+        others = sum(not entry["claim"] for entry in left)
+        named = ", ".join(claims) if len(claims) <= LISTED else f"{len(claims)} claims"
+        parts = [named] if claims else []
+        parts += [f"{others} test{'s' if others > 1 else ''} of no claim"] if others else []
+        if parts:
+            yield f"{' and '.join(parts)}: {words}"
+
+
+def gates_left_out(
+    deselected: Iterable[Mapping[str, Any]], register: Mapping[str, Claim], chosen: Settings
+) -> Iterator[str]:
+    """A gate that nobody asked is not green for ``--emad-require``: one reason each to fail the run."""
+    left = dict.fromkeys(entry["claim"] for entry in deselected if entry["why"] == LEFT_OUT)
+    for name in left:
+        row = register.get(name)
+        if row is not None and row.requires in chosen.gating.require and (row.gate or name in chosen.gate_claims):
+            yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"

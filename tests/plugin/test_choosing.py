@@ -1,0 +1,138 @@
+"""What a run is asked: by claim, by pair. What is left out is neither run nor missing, and said once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emad_ref.report.missing import missing
+from pytest_emad import selfcheck
+from tests.plugin.conftest import Run, report_of
+
+MODEL = """
+import pytest
+from verdicts import verdict
+CLAIMS = ["EMAD-E1", "EMAD-F1", "EMAD-R1", "EMAD-R2"]
+@pytest.mark.parametrize("claim", [pytest.param(c, marks=pytest.mark.emad(claim=c)) for c in CLAIMS])
+def test_claim(emad_record, claim):
+    emad_record.claim(verdict("survived", claim))
+def test_of_no_claim(): pass
+"""
+PAIR = """
+import pytest
+from verdicts import verdict
+@pytest.mark.emad(claim="EAD-H1")
+def test_claim_of_names(emad_pair_names, emad_record):
+    emad_record.claim(verdict("survived", "EAD-H1"))
+@pytest.mark.emad(claim="EAD-F1")
+def test_claim(emad_pair): assert False, "no model is loaded"
+def test_tokens(emad_pair): assert False, "no model is loaded"
+"""
+NOBODYS = "no pair was named; --emad-pair SMALL,LARGE"
+
+
+@pytest.fixture
+def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the plugin takes for its own suites."""
+    folder = project.path / "suites" / "claims"
+    folder.mkdir(parents=True)
+    (folder / "test_model.py").write_text(MODEL)
+    monkeypatch.setattr(selfcheck, "SUITES", (project.path / "suites",))
+    return folder
+
+
+def test_claims_about_a_pair_are_not_asked_beside_a_model_of_ones_own(suites: Path, run: Run) -> None:
+    (suites / "test_pair.py").write_text(PAIR)
+    result = run("suites", "--emad-model", "org/mine", "--emad-report", "out")
+    result.assert_outcomes(passed=5, deselected=3)
+    said = f"EAD-H1, EAD-F1 and 1 test of no claim: not applicable: {NOBODYS}"
+    assert result.stdout.str().count(NOBODYS) == 1
+    result.stdout.fnmatch_lines([f"emad: {said}"])
+    report = report_of(suites.parents[1] / "out")
+    assert report["notes"] == [said]
+    assert report["settings"]["pair"] is None
+    assert {entry["why"] for entry in report["deselected"]} == {"no pair was named"}
+    assert [entry["claim"] for entry in report["deselected"]] == ["EAD-H1", "EAD-F1", None]
+
+
+def test_a_pair_that_was_named_is_asked_about(suites: Path, run: Run) -> None:
+    (suites / "test_pair.py").write_text(PAIR)
+    pair = ("--emad-pair", "emad-nano,org/mine")
+    result = run("suites", "--emad-model", "org/mine", *pair, "-k", "names", "--emad-report", "out")
+    result.assert_outcomes(passed=1, deselected=7)
+    report = report_of(suites.parents[1] / "out")
+    assert report["settings"]["pair"] == ["emad-nano", "org/mine"]
+    assert report["notes"] == []
+
+
+def test_a_test_of_the_users_hears_that_no_pair_was_named(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("def test_pair(emad_pair): pass")
+    result = run("--emad-model", "org/mine")
+    assert result.ret != pytest.ExitCode.OK
+    result.stdout.fnmatch_lines(["*--emad-pair=None, but expected SMALL,LARGE; ours is judged*"])
+
+
+@pytest.mark.parametrize("arguments", [["--emad-only=EMAD-F1,EMAD-R*"], ["--emad-only=EMAD-F1", "--emad-only=emad-r?"]])
+def test_claims_are_chosen_by_id_and_pattern(suites: Path, run: Run, arguments: list[str]) -> None:
+    result = run("suites", *arguments, "--emad-report", "out")
+    result.assert_outcomes(passed=3, deselected=2)
+    said = "EMAD-E1 and 1 test of no claim: left out by --emad-only"
+    result.stdout.fnmatch_lines([f"emad: {said}"])
+    report = report_of(suites.parents[1] / "out")
+    assert [claim["id"] for claim in report["claims"]] == ["EMAD-F1", "EMAD-R1", "EMAD-R2"]
+    assert report["notes"] == [said]
+    assert {"EMAD-F1", "EMAD-R1"} < set(report["settings"]["only"])
+
+
+def test_tests_of_the_users_that_name_no_claim_are_theirs_to_choose(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile("import pytest\ndef test_own(): pass\n@pytest.mark.emad(claim='EMAD-E1')\ndef test_e1(): pass")
+    run("--emad-only", "EMAD-F1").assert_outcomes(passed=1, deselected=1)
+
+
+FOREIGN = """
+import pytest
+@pytest.hookimpl
+def pytest_emad_make_decoder(config, request): return None
+"""
+
+
+def test_what_was_left_out_on_request_is_missing_from_a_proof_alone(
+    suites: Path, project: pytest.Pytester, run: Run
+) -> None:
+    project.makeconftest(FOREIGN)
+    run("suites", "--emad-only", "EMAD-F1", "--emad-report", "out").assert_outcomes(passed=1, deselected=4)
+    report = report_of(project.path / "out")
+    shipped = ["suites/claims/test_model.py::test_claim", "suites/claims/test_model.py::test_of_no_claim"]
+    assert report["run"]["failures"] == []
+    assert missing(report, ["suites"], shipped) == []
+    found = [str(gap) for gap in missing(report, ["suites"], shipped, always=True)]
+    assert any("test_claim: left out by --emad-only: EMAD-E1, EMAD-R1, EMAD-R2; let it run" in gap for gap in found)
+    assert any("test_of_no_claim: left out by --emad-only" in gap for gap in found)
+
+
+def test_a_gate_that_was_left_out_is_missing_from_a_proof(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest(FOREIGN)
+    run("suites", "--emad-only", "EMAD-E1", "--emad-report", "out").assert_outcomes(passed=1, deselected=4)
+    report, shipped = report_of(project.path / "out"), ["suites/claims/test_model.py::test_claim"]
+    assert missing(report, ["suites"], shipped) == []
+    assert "EMAD-F1" in [gap.of for gap in missing(report, ["suites"], shipped, always=True)]
+
+
+@pytest.mark.parametrize(("only", "status"), [("EMAD-F1", 0), ("EMAD-E1,EMAD-R1", 1)])
+def test_a_gate_that_was_left_out_is_not_green_for_require(suites: Path, run: Run, only: str, status: int) -> None:
+    """EMAD-E1 needs quality too, and was decided: the word alone would be satisfied."""
+    result = run("suites", "--emad-only", only, "--emad-require", "quality")
+    assert result.ret == status
+    said = "emad: FAILED: --emad-require quality: EMAD-F1 gates, and was left out by --emad-only"
+    assert (said in result.stdout.str()) == bool(status)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_choices_cross_to_the_xdist_controller(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+    project.makepyfile(MODEL)
+    result = run_apart("-n", workers, "--emad-only", "EMAD-F1", "--emad-require", "quality")
+    assert result.ret == pytest.ExitCode.OK
+    left = run_apart("-n", workers, "--emad-only", "EMAD-E1", "--emad-require", "quality")
+    left.stdout.fnmatch_lines(["emad: EMAD-F1, EMAD-R1, EMAD-R2: left out by --emad-only"])
+    assert left.ret == pytest.ExitCode.TESTS_FAILED
