@@ -28,6 +28,13 @@ def marker(item: pytest.Item) -> dict[str, Any]:
     return {"claim": None, "budget": "smoke", "measures": False} | (dict(nearest.kwargs) if nearest else {})
 
 
+def judges(item: pytest.Item) -> bool:
+    """Whether ``item`` has to do with us: one of our tests, or one that asks for a claim or a fixture of ours."""
+    fixtures = getattr(item, "fixturenames", ())
+    marked = selfcheck.is_ours(item) or item.get_closest_marker("emad") is not None
+    return marked or any(name.startswith("emad_") for name in fixtures)
+
+
 def not_asked(item: pytest.Item, chosen: Settings) -> str:
     """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
     arguments, ours = marker(item), selfcheck.is_ours(item)

@@ -5,7 +5,7 @@ Importing it imports neither torch nor hypothesis: having the package installed 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 
@@ -14,7 +14,9 @@ from emad_ref.evidence.study import BUDGETS
 from pytest_emad import (
     attendance,
     backends,
+    caches,
     choosing,
+    commandline,
     fixtures,
     hookspecs,
     order,
@@ -50,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     progress.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(progress.close_stream)
     _refuse_parts(config)
+    if selfcheck.asked_suites(config):
+        caches.keep_together(config)
     config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
     config.pluginmanager.register(attended, "emad-attendance")
     config.pluginmanager.register(fixtures, "emad-fixtures")
@@ -74,7 +78,23 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         hypothesis_settings.load_profile(config.stash[_PREVIOUS_PROFILE])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
+    commandline.check(early_config, args)
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
+    return _header(config) if selfcheck.asked_suites(config) else []
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
+    """Where our suites lie in a folder that was asked for, or a test of the user's asks for something of ours."""
+    if selfcheck.asked_suites(config) or not any(choosing.judges(item) for item in items):
+        return []
+    return _header(config)
+
+
+def _header(config: pytest.Config) -> list[str]:
     return header(settings(config), origins.whose(origins.asked_so_far(config)))
 
 
@@ -176,8 +196,18 @@ def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) 
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
-            "use -n 0 or -n 1, or leave suites/cost out"
+            f"use -n 0 or -n 1{_in_parallel(items, measuring)}"
         )
+
+
+def _in_parallel(items: list[pytest.Item], measuring: list[pytest.Item]) -> str:
+    """The folders of our suites in which nothing measures."""
+    folders, busy = (
+        {file.rpartition("/")[0] for item in some if (file := selfcheck.shipped_file(item.path))}
+        for some in (items, measuring)
+    )
+    free = " ".join(sorted(folders - busy))
+    return f", or ask in parallel for what measures nothing: {free}" if free else ""
 
 
 def _tell_controller(config: pytest.Config, message: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -25,11 +25,16 @@ from emad_ref.report.missing import DECIDING, WHOSE, waivable
 from emad_ref.report.shipped import shipped_name
 from pytest_emad.options import settings
 
+if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
 DISTRIBUTION = "pytest-emad"
+EXTRA = "suites"  # what they need beside the reference
 REPORTED = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 HOME = Path(pytest_emad.__file__).resolve().parents[1]
 SUITES = suites_source.SUITES
+INSTALLED = HOME / "pytest_emad" / "suites"
 
 
 def check_installation() -> None:
@@ -63,13 +68,27 @@ def check_requirements() -> None:
             f"{DISTRIBUTION}={_version(DISTRIBUTION)} is installed, but the code in {HOME} is {emad_ref.__version__}; "
             "install it again: pip install -e ."
         )
-    for requirement in map(Requirement, declared):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            found = _version(requirement.name)
-            if found is None or not requirement.specifier.contains(found, prereleases=True):
-                raise pytest.UsageError(
-                    f"{requirement.name}={found}, but pytest-emad needs {requirement}; pip install '{requirement}'"
-                )
+    needed = [(requirement, who) for requirement in map(Requirement, declared) if (who := _who_needs(requirement))]
+    unfit = [(requirement, who) for requirement, who in needed if not _is_there(requirement)]
+    if unfit:
+        (first, needs), *_ = unfit
+        bounds = [f"{requirement.name}{requirement.specifier}" for requirement, _ in unfit]
+        raise pytest.UsageError(
+            f"{first.name}={_version(first.name)}, but {needs} {bounds[0]}; "
+            f"pip install {' '.join(repr(one) for one in bounds)}"
+        )
+
+
+def _is_there(requirement: Requirement) -> bool:
+    found = _version(requirement.name)
+    return found is not None and requirement.specifier.contains(found, prereleases=True)
+
+
+def _who_needs(requirement: Requirement) -> str:
+    """In words: everything here, or our suites; "" where neither does."""
+    needs = {"": f"{DISTRIBUTION} needs", EXTRA: f"{DISTRIBUTION}[{EXTRA}], which the suites are run with, needs"}
+    marker = requirement.marker
+    return next((words for extra, words in needs.items() if marker is None or marker.evaluate({"extra": extra})), "")
 
 
 def asked_suites(config: pytest.Config) -> list[str]:
@@ -78,12 +97,16 @@ def asked_suites(config: pytest.Config) -> list[str]:
 
 
 def _home_of(argument: str, config: pytest.Config) -> Path | None:
-    """The file or folder below one of our suite folders that ``argument`` names."""
+    return home_of(argument, config.invocation_params.dir, config.getoption("pyargs"))
+
+
+def home_of(argument: str, folder: Path, pyargs: bool) -> Path | None:
+    """The file or folder below one of our suite folders that ``argument``, typed in ``folder``, names."""
     name = argument.split("::")[0]
-    if config.getoption("pyargs") and name.split(".")[:2] == ["pytest_emad", "suites"]:
+    if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
         path = HOME.joinpath(*name.split("."))
         return path if path.is_dir() else path.with_suffix(".py")
-    path = (config.invocation_params.dir / name).resolve()
+    path = (folder / name).resolve()
     return path if any(path.is_relative_to(suites) for suites in SUITES) else None
 
 

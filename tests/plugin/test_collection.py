@@ -154,7 +154,15 @@ def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytes
 
 @pytest.mark.parametrize(
     ("requirement", "said"),
-    [("numpy>=999", "numpy=*, but pytest-emad needs numpy>=999*"), ("no-such-package", "no-such-package=None*")],
+    [
+        ("numpy>=999", "numpy=*, but pytest-emad needs numpy>=999*"),
+        ("no-such-package", "no-such-package=None*"),
+        (
+            "no-such-package>=1 ; extra == 'suites'",
+            "no-such-package=None, but pytest-emad?suites?, which the suites are run with, needs no-such-package>=1; "
+            "pip install 'no-such-package>=1'",
+        ),
+    ],
 )
 def test_dependencies_outside_their_bounds_are_a_usage_error(
     suites: Path, run: Run, monkeypatch: pytest.MonkeyPatch, requirement: str, said: str

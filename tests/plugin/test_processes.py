@@ -113,8 +113,10 @@ def test_installed_suites_run_by_pyargs(wheel_layout: Path, project: pytest.Pyte
 
 
 def test_suites_cost_refuses_company_even_unmarked(wheel_layout: Path, project: pytest.Pytester) -> None:
-    result = project.runpytest_subprocess("-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites.cost", "-n", "2")
+    result = project.runpytest_subprocess("-p", "no:cacheprovider", "--pyargs", "pytest_emad.suites", "-n", "2")
     assert result.ret == USAGE
+    said = result.stdout.str() + result.stderr.str()
+    assert "use -n 0 or -n 1, or ask in parallel for what measures nothing: suites/claims" in said
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

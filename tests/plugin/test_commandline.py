@@ -1,0 +1,138 @@
+"""What pytest would misread: its root folder, pasted dashes, -n without xdist; and what a run leaves in folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pytest_emad import selfcheck
+from tests.plugin.conftest import Run
+
+USAGE = pytest.ExitCode.USAGE_ERROR
+PLAIN = "def test_one(): pass\n"
+SETTINGS = "def test_settings(emad_settings): pass\n"
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    """A folder of data beside the project."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that the plugin takes for its own suites."""
+    folder = project.path / "suites" / "claims"
+    folder.mkdir(parents=True)
+    (folder / "test_one.py").write_text(PLAIN)
+    monkeypatch.setattr(selfcheck, "SUITES", (project.path / "suites",))
+    return project.path / "suites"
+
+
+def said(result: pytest.RunResult) -> str:
+    return result.stdout.str() + result.stderr.str()
+
+
+def test_the_value_of_an_option_does_not_move_the_root(
+    project: pytest.Pytester, wheel_layout: Path, elsewhere: Path
+) -> None:
+    result = project.runpytest_subprocess("--pyargs", "pytest_emad.suites.claims", "--emad-data", elsewhere)
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"rootdir: {project.path}"])
+    assert list(elsewhere.iterdir()) == []
+    assert (project.path / ".pytest_cache").is_dir()
+
+
+def test_installed_suites_named_by_their_path_do_not_move_the_root(
+    project: pytest.Pytester, wheel_layout: Path
+) -> None:
+    result = project.runpytest_subprocess(wheel_layout / "claims")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines([f"rootdir: {project.path}"])
+    assert list(wheel_layout.parents[1].rglob(".pytest_cache")) == []
+
+
+def test_a_configuration_that_was_not_read_stops_the_run(
+    project: pytest.Pytester, wheel_layout: Path, elsewhere: Path
+) -> None:
+    """pytest has acted on its absence, and no plugin can mend that."""
+    project.makeini("[pytest]\naddopts = -q\n")
+    suites = ("--pyargs", "pytest_emad.suites.claims")
+    result = project.runpytest_subprocess(*suites, "--emad-data", elsewhere)
+    assert result.ret == USAGE
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith(f"ERROR: --emad-data {elsewhere}: pytest took {elsewhere} for a test path, and the config")
+    assert line.endswith(f"write --emad-data={elsewhere}")
+    project.runpytest_subprocess(*suites, f"--emad-data={elsewhere}").assert_outcomes(passed=1)
+
+
+def test_a_root_that_was_chosen_stays(project: pytest.Pytester, wheel_layout: Path, elsewhere: Path) -> None:
+    result = project.runpytest_subprocess("--rootdir", elsewhere, "--pyargs", "pytest_emad.suites.claims")
+    result.stdout.fnmatch_lines([f"rootdir: {elsewhere}"])
+
+
+PROPERTY = """
+from hypothesis import given, strategies as st
+from hypothesis.configuration import storage_directory
+@given(st.text())
+def test_property(text): pass
+def test_where_hypothesis_stores():
+    assert "emad-hypothesis" in str(storage_directory("unicode_data").path)
+"""
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_a_run_of_the_suites_leaves_nothing_beside_pytests_cache(
+    project: pytest.Pytester, wheel_layout: Path, cache: bool
+) -> None:
+    (wheel_layout / "claims" / "test_property.py").write_text(PROPERTY)
+    off = [] if cache else ["-p", "no:cacheprovider"]
+    before = set(project.path.iterdir())
+    project.runpytest_subprocess(*off, "--pyargs", "pytest_emad.suites.claims").assert_outcomes(passed=3)
+    left = {path.name for path in set(project.path.iterdir()) - before if path.name.startswith(".")}
+    assert left == ({".pytest_cache"} if cache else set())
+
+
+@pytest.mark.parametrize(
+    ("pasted", "meant"),
+    [
+        ("−−emad-margin=−0.1", "--emad-margin=−0.1"),
+        ("—emad-only=EMAD-F1", "--emad-only=EMAD-F1"),
+        ("--emad‑seed=3", "--emad-seed=3"),
+    ],
+)
+def test_pasted_dashes_are_named(run: Run, pasted: str, meant: str) -> None:
+    result = run(pasted)
+    assert result.ret == USAGE
+    assert f"{pasted}: its dashes are not those of a keyboard" in said(result)
+    assert f"write {meant}" in said(result)
+
+
+@pytest.mark.parametrize("workers", [["-n", "2"], ["-n2"], ["--numprocesses=2"]])
+def test_workers_without_xdist_are_a_usage_error_of_the_suites(
+    suites: Path, run_apart: Run, workers: list[str]
+) -> None:
+    result = run_apart("-p", "no:xdist", "--emad-seed=0", *workers)
+    assert result.ret == USAGE
+    assert "pytest-xdist, which runs tests in several processes, is not installed; leave -" in said(result)
+
+
+def test_suites_without_the_plugin_say_so(project: pytest.Pytester, wheel_layout: Path) -> None:
+    source = Path(selfcheck.__file__).parents[1] / "suites" / "conftest.py"
+    (wheel_layout / "conftest.py").write_text(source.read_text())
+    for arguments in (["--pyargs", "pytest_emad.suites.claims"], [str(wheel_layout)]):
+        result = project.runpytest_subprocess("-p", "no:emad", "-p", "no:pytest_emad.plugin", *arguments)
+        assert result.ret == USAGE
+        assert said(result).count("need its plugin, which is not loaded: leave -p no:emad out") == 1
+        assert "fixture 'emad" not in said(result)
+
+
+def test_the_header_appears_where_something_of_ours_runs(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(test_plain=PLAIN, test_ours=SETTINGS)
+    header = "emad: model emad-tiny;"
+    assert header not in run("test_plain.py").stdout.str()
+    for asked in ("suites", "test_ours.py", "."):
+        assert run(asked).stdout.str().count(header) == 1, asked
