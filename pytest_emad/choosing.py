@@ -2,6 +2,7 @@
 
 ``--emad-only`` chooses by claim: what else the suites hold, and tests marked with another claim, are left out on
 request. Tests about a pair are asked where one was named, or where ours is meant (``emad_ref.evidence.pair.names``).
+What is marked with a larger budget waits for it, unless it gates, was chosen, or is about a pair that was named.
 """
 
 from __future__ import annotations
@@ -19,7 +20,11 @@ from pytest_emad.options import Settings
 
 LISTED = 12  # claims that are named; more are counted
 ABOUT_PAIR = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
-SAID = {LEFT_OUT: LEFT_OUT, NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE"}
+SAID = {
+    LEFT_OUT: LEFT_OUT,
+    NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE",
+    ABOVE: "gate nothing and take long; asked with --emad-all-claims or a larger --emad-budget",
+}
 
 
 def marker(item: pytest.Item) -> dict[str, Any]:
@@ -35,13 +40,18 @@ def judges(item: pytest.Item) -> bool:
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
-def not_asked(item: pytest.Item, chosen: Settings) -> str:
+def not_asked(item: pytest.Item, chosen: Settings, register: Mapping[str, Claim]) -> str:
     """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
     arguments, ours = marker(item), selfcheck.is_ours(item)
-    if chosen.only and arguments["claim"] not in chosen.only and (ours or arguments["claim"] is not None):
+    claim, of_pair = arguments["claim"], not ABOUT_PAIR.isdisjoint(getattr(item, "fixturenames", ()))
+    if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
-    if ours and chosen.pair is None and not ABOUT_PAIR.isdisjoint(getattr(item, "fixturenames", ())):
+    if ours and of_pair and chosen.pair is None:
         return NO_PAIR
+    gates = claim is not None and (register[claim].gate or claim in chosen.gate_claims)
+    wanted = chosen.all_claims or (of_pair and chosen.pair_named)
+    if claim in chosen.only or gates or (claim is not None and wanted):
+        return ""
     return ABOVE if BUDGETS[arguments["budget"]].rank > chosen.budget.rank else ""
 
 

@@ -8,7 +8,7 @@ Every value is validated before a model is loaded; a bad one is a ``pytest.Usage
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -39,6 +39,8 @@ class Settings:
     models: tuple[str, ...]
     only: frozenset[str]  # ids of the claims that alone are asked; empty: all
     pair: tuple[str, str] | None  # small, large; None: the models are the user's, and no pair was named
+    pair_named: bool  # by the user: then its claims are asked at every budget
+    all_claims: bool
     backend: str | None
     decoder: Address | None
     decoder_timeout: float
@@ -186,6 +188,13 @@ OPTIONS: tuple[Option, ...] = (
         f"what FLOP counts must stand on at least: {', '.join(FLOP_EVIDENCE)} (default: {FLOP_EVIDENCE[0]})",
     ),
     Option("budget", values.one_of(tuple(BUDGETS)), "smoke", f"one of {', '.join(BUDGETS)} (default: smoke)"),
+    Option(
+        "all-claims",
+        values.switch,
+        False,
+        "also ask the claims that take long, gate nothing and else wait for a larger --emad-budget",
+        switch=True,
+    ),
     Option("seed", values.seed, 0, "seed of all sampling (default: 0)", "N"),
     Option("golden", values.folder, None, "golden data read before the shipped; where updates are written", "DIR"),
     Option(
@@ -245,7 +254,8 @@ def _build(config: pytest.Config) -> Settings:
     given = {option.field: _value(config, option) for option in OPTIONS}
     given["budget"] = BUDGETS[given["budget"]]
     given["models"] = models = given.pop("model")
-    given["pair"] = _pair(given.pop("pair"), given.pop("small_model"), given.pop("large_model"), models)
+    named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
+    given["pair"], given["pair_named"] = pair_asked(*named, models, "--emad-"), any(named)
     if len(set(models)) != len(models):
         raise BadArgument("--emad-model", models, "each model once")
     waived = [of for of, _ in given["waive"]]
@@ -279,22 +289,6 @@ def _read(option: Option, value: Any, base: Path, where: str) -> Any:
     if option.many:
         return tuple(option.read(text, base, where) for text in value)
     return option.read(value, base, where)
-
-
-def _pair(
-    named: tuple[str, str] | None, small: str | None, large: str | None, models: Sequence[str]
-) -> tuple[str, str] | None:
-    """One way of naming a pair, and both of it."""
-    if named is not None and (small or large):
-        remedy = "leave --emad-small-model and --emad-large-model out"
-        raise BadArgument("--emad-pair", ",".join(named), "no other option that names the pair", remedy)
-    if small and large:
-        return small, large
-    for flag, one, other in (("small", small, "large"), ("large", large, "small")):
-        if one:
-            remedy = "or name both: --emad-pair SMALL,LARGE"
-            raise BadArgument(f"--emad-{flag}-model", one, f"--emad-{other}-model beside it", remedy)
-    return pair_asked(named, models)
 
 
 def _check_claims(built: Settings) -> None:

@@ -182,7 +182,7 @@ def _check_marker(item: pytest.Item) -> None:
 
 
 def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None:
-    why = {item.nodeid: choosing.not_asked(item, settings(config)) for item in items}
+    why = {item.nodeid: choosing.not_asked(item, settings(config), register(config)) for item in items}
     config.stash[_ATTENDANCE].take(items, {nodeid: word for nodeid, word in why.items() if word})
     if left := [item for item in items if why[item.nodeid]]:
         config.hook.pytest_deselected(items=left)

@@ -81,7 +81,7 @@ def command(run: Run, chosen: argparse.Namespace) -> list[str]:
         about = [str(chosen.suites / folder) for folder in CLAIMING]
         about += [f"--ignore={chosen.suites / file}" for file in OF_THE_PAIR] + ["--emad-model", run.model]
     text = ["--emad-corpus", run.corpus] if run.corpus else []
-    record = ["--emad-gate", "known", "--emad-golden", str(chosen.golden)]
+    record = ["--emad-all-claims", "--emad-gate", "known", "--emad-golden", str(chosen.golden)]
     record += ["--emad-update-golden"] if chosen.update else []
     timed = ["-m", "not emad(measures=True)"]
     junit = [f"--junitxml={chosen.out / run.name}.xml"]

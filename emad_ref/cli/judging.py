@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from emad_ref.errors import BadArgument, EmadError, ends_the_run
 from emad_ref.evidence import values
+from emad_ref.evidence.pair.names import PairNames, pair_asked
 from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.report.missing import NO_PAIR
+from emad_ref.verdict.choosing import chosen
 from emad_ref.verdict.claims import Claim, load_register
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating, consequence
 from emad_ref.verdict.known import (
@@ -40,7 +43,6 @@ if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
     from emad_ref.questions.asking import Answer, Named
     from emad_ref.questions.company import Docket
 
-PAIR = ("emad-nano", "emad-tiny")  # small, large
 ABOUT = ("model", "names", "pair")  # in this order, as the files of suites/claims
 NOT_JUDGED, REFUSED = 1, 4  # exit status: a gate says no; the question could not be put
 
@@ -64,7 +66,8 @@ def _judged(args: argparse.Namespace) -> int:
     known, run = _known(args), _circumstances(args, docket)
     shown, claims, failures, beside = Exhibits(), [], [], []
     tables: list[dict[str, Any]] = []
-    for answer in _answers(args, docket, _chosen(args, docket)):
+    named = pair_asked(args.pair, args.small_model, args.large_model, [args.model])
+    for answer in _answers(args, docket, _chosen(args, docket, named), named):
         row, verdict = register[answer.verdict.id], answer.verdict
         key = key_of(row.id, answer.fingerprint or verdict.model, answer.corpus, run)
         record = compared(row, verdict, known.expected(key, run.seed))
@@ -126,18 +129,27 @@ def _circumstances(args: argparse.Namespace, docket: Docket) -> Circumstances:
     return Circumstances(args.seed, args.budget, ", ".join(options))
 
 
-def _chosen(args: argparse.Namespace, docket: Docket) -> list[str]:
-    """The claims asked for, by default those of ``suites/claims``: of the model first, each in the register's order."""
+def _chosen(args: argparse.Namespace, docket: Docket, pair: tuple[str, str] | None) -> list[str]:
+    """The claims asked for, by default those of ``suites/claims``: of the model first, each in the register's order.
+
+    Those about a pair only where there is one; what is not asked for its want is said once.
+    """
     from emad_ref.questions.register import questions_of
 
-    for name in sorted(args.claims):
-        _require_row("--claims", name, docket.register)
+    wanted = chosen(args.claims, docket.register, "--claims")
     asked = [
         (name, question)
         for name, question in questions_of(docket.register).items()
-        if (name in args.claims if args.claims else question.suite == "claims" and docket.asks(name))
+        if (
+            name in wanted if wanted else question.suite == "claims" and docket.asks(name, pair_named=_pair_named(args))
+        )
     ]
-    return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about))]
+    left = [name for name, question in asked if pair is None and question.about != "model"]
+    if left and len(left) == len(asked):
+        raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(left)}: about a pair")
+    if left:
+        print(f"emad: {', '.join(left)}: not applicable: {NO_PAIR}; --pair SMALL,LARGE", file=sys.stderr)
+    return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about)) if name not in left]
 
 
 def _require_row(where: str, name: str, register: Mapping[str, Claim]) -> None:
@@ -145,15 +157,22 @@ def _require_row(where: str, name: str, register: Mapping[str, Claim]) -> None:
         raise BadArgument(where, name, f"ids of the register: {', '.join(register)}")
 
 
-def _answers(args: argparse.Namespace, docket: Docket, claims: list[str]) -> Iterator[Answer]:
-    """One claim after the other; models are loaded when the first that needs them is asked."""
+def _pair_named(args: argparse.Namespace) -> bool:
+    return bool(args.pair or args.small_model)
+
+
+def _answers(
+    args: argparse.Namespace, docket: Docket, claims: list[str], named: tuple[str, str] | None
+) -> Iterator[Answer]:
+    """One claim after the other; models are loaded when the first that needs them is asked.
+
+    ``named``: the pair; None where no claim asks about one.
+    """
     from emad_ref.evidence.gathered import Evidence
-    from emad_ref.evidence.pair.names import PairNames
     from emad_ref.evidence.subject import open_model
     from emad_ref.questions.asking import ask
     from emad_ref.questions.register import question_of
 
-    names = PairNames(args.small_model, args.large_model)
     with ExitStack() as stack:
         host = _host(args, stack)
 
@@ -163,13 +182,18 @@ def _answers(args: argparse.Namespace, docket: Docket, claims: list[str]) -> Ite
                 evidence.check()
             return evidence, evidence.subject.stepper.layers
 
+        def names() -> tuple[Named, int]:
+            assert named is not None
+            return PairNames(*named), 0
+
         def pair() -> tuple[Named, int]:
+            assert named is not None
             with ends_the_run():
-                both = _pair(stack, docket, host, (args.small_model, args.large_model))
+                both = _pair(stack, docket, host, named)
             return both, both.large.subject.stepper.layers
 
-        made: dict[str, tuple[Named, int]] = {"names": (names, 0)}
-        makers: dict[str, Callable[[], tuple[Named, int]]] = {"model": model, "pair": pair}
+        made: dict[str, tuple[Named, int]] = {}
+        makers: dict[str, Callable[[], tuple[Named, int]]] = {"model": model, "names": names, "pair": pair}
         for claim in claims:
             question = question_of(claim)
             if question.about not in made:
@@ -202,7 +226,8 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
         return partial(_read, reader, where)
 
     sub.add_argument("model", type=read(values.model, "MODEL"), help="bundled name, folder or hub name")
-    sub.add_argument("--claims", type=values.words, default=frozenset(), metavar="IDS", help="e.g. EMAD-F1,EMAD-R1")
+    sub.add_argument("--claims", "--only", type=values.words, default=frozenset(), metavar="IDS",
+                     help="as --emad-only: ids or patterns, e.g. EMAD-F1,EMAD-R*")  # fmt: skip
     sub.add_argument("--corpus", type=read(values.corpus, "--corpus"), help="as --emad-corpus; by model by default")
     sub.add_argument("--data", type=read(values.folder, "--data"), metavar="DIR", help="folder with data sets")
     sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke")
@@ -214,13 +239,19 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--decoder-timeout", type=read(values.seconds, "--decoder-timeout"), default=120.0,
                      metavar="SECONDS", help="time limit of each call to it")  # fmt: skip
     sub.add_argument("--profile", type=read(values.file, "--profile"), metavar="FILE", help="instead of calibrating")
-    sub.add_argument("--margin", type=read(values.nats, "--margin"), metavar="NATS", help="also judge EMAD at it")
+    sub.add_argument(
+        "--margin", type=read(values.pasted(values.nats), "--margin"), metavar="NATS", help="also judge EMAD at it"
+    )
     sub.add_argument("--lm-eval-tasks", dest="tasks", type=read(values.task_names, "--lm-eval-tasks"),
                      default=frozenset(), metavar="NAMES", help="e.g. wikitext,gsm8k")  # fmt: skip
     sub.add_argument("--limit", type=read(values.count, "--limit"), metavar="N", help="documents per lm-eval task")
     sub.add_argument("--allow-code-execution", action="store_true", help="run generated programs, in a sandbox")
-    sub.add_argument("--small-model", type=read(values.model, "--small-model"), default=PAIR[0])
-    sub.add_argument("--large-model", type=read(values.model, "--large-model"), default=PAIR[1])
+    sub.add_argument("--pair", type=read(values.two_models, "--pair"), metavar="SMALL,LARGE",
+                     help="as --emad-pair: what the claims about a pair are judged on")  # fmt: skip
+    sub.add_argument(
+        "--small-model", type=read(values.model, "--small-model"), help="of --pair, for names with a comma"
+    )
+    sub.add_argument("--large-model", type=read(values.model, "--large-model"), help="the same")
     sub.add_argument("--register", type=read(values.file, "--register"), metavar="FILE",
                      help="TOML file with other thresholds or gates")  # fmt: skip
     sub.add_argument("--gate-claims", type=values.words, default=frozenset(), metavar="IDS", help="more rows that gate")

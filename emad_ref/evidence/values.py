@@ -39,7 +39,7 @@ def two_models(text: str, base: Path, where: str) -> tuple[str, str]:
     """``SMALL,LARGE`` as both."""
     parts = [part.strip() for part in text.split(",")]
     if len(parts) != 2 or not all(parts):
-        remedy = "e.g. pythia-70m,pythia-410m; a name with a comma in it goes to --emad-small-model, --emad-large-model"
+        remedy = "e.g. pythia-70m,pythia-410m; where a name has a comma, the options for small and large model take it"
         raise BadArgument(where, text, "SMALL,LARGE: two models", remedy)
     small, large = (model(part, base, where) for part in parts)
     return small, large

@@ -34,9 +34,14 @@ class Docket:
         """Whether the row fails the run when it is falsified."""
         return self.register[claim].gate or claim in self.gate_claims
 
-    def asks(self, claim: str) -> bool:
-        """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget."""
-        return self.gates(claim) or question_of(claim).within(self.study.budget)
+    def asks(self, claim: str, *, pair_named: bool = False) -> bool:
+        """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget.
+
+        ``pair_named``: by a user, who thereby asks for the rows about it.
+        """
+        question = question_of(claim)
+        named = pair_named and question.about == "pair"
+        return named or self.gates(claim) or question.within(self.study.budget)
 
     def asked(self, claim: str, model: str, layers: int) -> Asked:
         """What the question of ``claim`` is given on a model of ``layers`` layers; the generator starts at the seed."""

@@ -24,4 +24,4 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     return answered(pair, asked, "window", TOKENS, "w")
 
 
-QUESTION = Question("EAD-A1", "pair", answer)
+QUESTION = Question("EAD-A1", "pair", answer, budget="standard")

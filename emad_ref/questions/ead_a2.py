@@ -24,4 +24,4 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     return answered(pair, asked, "least_run", TOKENS, "d_min")
 
 
-QUESTION = Question("EAD-A2", "pair", answer)
+QUESTION = Question("EAD-A2", "pair", answer, budget="standard")

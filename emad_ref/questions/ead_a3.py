@@ -93,4 +93,4 @@ def _found(name: str, done: Answered, agrees: list[Bools], threshold_bits: float
     )
 
 
-QUESTION = Question("EAD-A3", "pair", answer)
+QUESTION = Question("EAD-A3", "pair", answer, budget="standard")

@@ -122,4 +122,4 @@ def _gates_bits(pair: Pair, task: str) -> list[float | None]:
     ]
 
 
-QUESTION = Question("EAD-A4", "pair", answer)
+QUESTION = Question("EAD-A4", "pair", answer, budget="standard")

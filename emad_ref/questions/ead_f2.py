@@ -139,4 +139,4 @@ def _score(pair: Pair, asked: Asked) -> Score:
     return Score(task, described(rule), done.right, alone.right, saving, kept, wanted)
 
 
-QUESTION = Question("EAD-F2", "pair", answer, legs=lambda study, layers: 2, measures=True)
+QUESTION = Question("EAD-F2", "pair", answer, legs=lambda study, layers: 2, measures=True, budget="standard")

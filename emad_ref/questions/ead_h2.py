@@ -130,4 +130,4 @@ def _charged(pair: Pair, task: str, rule: SwitchingRule) -> Charged:
     )
 
 
-QUESTION = Question("EAD-H2", "pair", answer)
+QUESTION = Question("EAD-H2", "pair", answer, budget="standard")

@@ -87,4 +87,4 @@ def same_output(pair: Pair, draft: Partner, verifier: Partner) -> Finding:
     return same_tokens(large.lens, large.tolerance, prompts, theirs, mine, verifier.point, declared=declared)
 
 
-QUESTION = Question("EMAD-E8", "pair", answer, measures=True)
+QUESTION = Question("EMAD-E8", "pair", answer, measures=True, budget="standard")

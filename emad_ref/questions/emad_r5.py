@@ -153,5 +153,10 @@ def answer(pair: Pair, asked: Asked) -> Answer:
 
 # Time, and accuracy on each task that the large model is scored on.
 QUESTION = Question(
-    "EMAD-R5", "pair", answer, legs=lambda study, layers: 1 + len(world.TASKS) + len(study.tasks), measures=True
+    "EMAD-R5",
+    "pair",
+    answer,
+    legs=lambda study, layers: 1 + len(world.TASKS) + len(study.tasks),
+    measures=True,
+    budget="standard",
 )

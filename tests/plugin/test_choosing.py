@@ -136,3 +136,42 @@ def test_choices_cross_to_the_xdist_controller(project: pytest.Pytester, run_apa
     left = run_apart("-n", workers, "--emad-only", "EMAD-E1", "--emad-require", "quality")
     left.stdout.fnmatch_lines(["emad: EMAD-F1, EMAD-R1, EMAD-R2: left out by --emad-only"])
     assert left.ret == pytest.ExitCode.TESTS_FAILED
+
+
+WAITING = """
+import pytest
+from verdicts import verdict
+@pytest.mark.parametrize("claim", [
+    pytest.param("EMAD-E12", marks=pytest.mark.emad(claim="EMAD-E12", budget="standard")),
+    pytest.param("EMAD-F1", marks=pytest.mark.emad(claim="EMAD-F1", budget="standard")),
+])
+def test_claim(emad_record, claim):
+    emad_record.claim(verdict("survived", claim))
+@pytest.mark.emad(claim="EAD-A1", budget="standard")
+def test_of_the_pair(emad_record, emad_pair_names):
+    emad_record.claim(verdict("survived", "EAD-A1"))
+"""
+SOON = ("EMAD-F1",)  # it gates
+LATE = ("EMAD-E12", "EMAD-F1", "EAD-A1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "asked"),
+    [
+        ([], SOON),
+        (["--emad-budget", "standard"], LATE),
+        (["--emad-all-claims"], LATE),
+        (["--emad-only", "EMAD-E12"], ("EMAD-E12",)),
+        (["--emad-gate-claims", "EMAD-E12"], ("EMAD-E12", "EMAD-F1")),
+        (["--emad-pair", "one,two"], ("EMAD-F1", "EAD-A1")),
+    ],
+)
+def test_a_claim_that_takes_long_waits_unless_it_gates_or_is_asked_for(
+    suites: Path, run: Run, arguments: list[str], asked: tuple[str, ...]
+) -> None:
+    (suites / "test_model.py").write_text(WAITING)
+    run("suites", *arguments, "--emad-report", "out")
+    report = report_of(suites.parents[1] / "out")
+    assert [entry["id"] for entry in report["claims"]] == list(asked)
+    said = any("--emad-all-claims" in note for note in report["notes"])
+    assert said == (len(asked) < len(LATE) and "--emad-only" not in arguments)

@@ -13,6 +13,7 @@ from emad_ref.verdict.known import VERDICTS
 from tests.suites.conftest import Run, only
 
 CLAIMS = ("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E3", "EMAD-E9", "EMAD-E13", "EMAD-R1", "EE-8", "EAD-H1")
+PAIR = "emad-nano,emad-tiny"
 TABLE = re.compile(r"^(claim +.*?)\n(?:\n|=|\Z)", re.DOTALL | re.MULTILINE)
 
 
@@ -28,14 +29,28 @@ def test_the_table_is_that_of_the_suites(
 ) -> None:
     """F1 takes no gate here: the status is 0 for both."""
     files = ("claims/test_model.py", "claims/test_pair.py::test_claim_of_names")
-    suites = judge(*files, model=reader, corpus="self", claims=ungated, more=only(*CLAIMS))
+    suites = judge(*files, model=reader, pair=PAIR, corpus="self", claims=ungated, more=only(*CLAIMS))
     assert suites.ret == pytest.ExitCode.OK
     capsys.readouterr()
-    arguments = ["judge", str(reader), "--corpus", "self", "--claims", ",".join(CLAIMS), "--register", str(ungated)]
+    arguments = ["judge", str(reader), "--pair", PAIR, "--corpus", "self", "--only", ",".join(CLAIMS)]
+    arguments += ["--register", str(ungated)]
     assert main(arguments) == 0
     mine, theirs = rows(capsys.readouterr().out), rows(suites.stdout.str())
     assert len(mine) > len(CLAIMS)
     assert mine == theirs
+
+
+def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside a model of the user's none is meant; said once, and an error where nothing else was asked."""
+    asked = ["judge", str(reader), "--corpus", "self", "--only"]
+    assert main([*asked, "EE-8,EAD-H*"]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("emad: EAD-H1, EAD-H2: not applicable: no pair was named; --pair SMALL,LARGE\n") == 1
+    assert "EAD-H1" not in said.out
+    assert main([*asked, "EAD-H1"]) == 4
+    assert "--pair=None, but expected SMALL,LARGE; EAD-H1: about a pair" in capsys.readouterr().err
+    assert main([*asked, "EAD-H1", "--small-model", "emad-nano", "--large-model", "emad-tiny"]) == 0
+    assert "emad-nano + emad-tiny" in capsys.readouterr().out
 
 
 def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,7 +59,7 @@ def test_a_falsified_gate_is_status_1_and_a_bad_claim_4(reader: Path, capsys: py
     assert main([*arguments, "--gate-claims", "EMAD-E13"]) == 1
     assert "EMAD-E13" in capsys.readouterr().err
     assert main([*arguments[:-1], "EMAD-X9"]) == 4
-    assert "--claims='EMAD-X9', but expected ids of the register" in capsys.readouterr().err
+    assert "--claims='EMAD-X9', but expected an id of the register" in capsys.readouterr().err
 
 
 def test_a_decoder_elsewhere_is_asked_in_place_of_ours(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:
