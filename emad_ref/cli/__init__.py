@@ -1,6 +1,6 @@
-"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, verify, world.
+"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, verify, compare, world.
 
-One function per verb, its arguments beside it. Each prints what it did; bad input exits 1.
+One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` 2.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merge_arguments
+from emad_ref.cli.comparing import compare, compare_arguments
 from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.reporting import report, report_arguments
@@ -34,6 +35,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (serve, serve_arguments),
     (report, report_arguments),
     (verify, verify_arguments),
+    (compare, compare_arguments),
     (world, world_arguments),
 )
 

@@ -1,0 +1,360 @@
+"""Two reports against each other: which verdicts changed, which numbers moved beyond chance, for worse or for better.
+
+``old`` and ``new`` may be of two commits, decoders, models or machines, of schema 1 or 2. What is compared:
+
+claims    by id and model; where a claim has one row left on either side, these two, whatever their models are called.
+points    by model and name, else by the role they are put forward in.
+tests     of the suites, by node id, where both reports list them: invariants and fidelity give no verdicts.
+
+A **verdict** got worse where a claim had survived and does not any more, or is falsified and was not. A gating claim
+that had survived and is not in the new report got worse too; any other row that only one report has did neither.
+
+A **number** moved where ``shift.moved`` says so of the two intervals; for worse where it moved to the side on which its
+claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg that decided: where
+another leg did, a note says so. Without intervals nothing is known but that two numbers are not the same, bit by bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from emad_ref.report.likeness import label, short_name, unlike
+from emad_ref.report.reading import BadReport, Report
+from emad_ref.report.tables import ABSENT, claim_rows, point_rows
+from emad_ref.verdict.shift import Bounded, moved
+
+Kind = Literal["claim", "point", "test"]
+# of a verdict; "" as before
+Turn = Literal["worse", "better", "changed", ""]
+# of a number; "moved" where its better side is not known, "within" chance, "changed" without intervals, "" identical
+Move = Literal["worse", "better", "moved", "within", "changed", ""]
+
+Entry = Mapping[str, Any]
+BROKEN = ("failed", "error")
+ASKS = "::test_claim"
+
+
+@dataclass(frozen=True)
+class Side:
+    """One report's half of a row; ``verdict`` "" of a point; ``shown``: the number as tables set it."""
+
+    there: bool = True
+    verdict: str = ""
+    estimate: float | None = None
+    interval: tuple[float | None, float | None] | None = None
+    shown: str = ABSENT
+
+
+NOWHERE = Side(there=False)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row of both reports. ``unit``: of the new number; ``note`` says what a reader of the numbers must know."""
+
+    kind: Kind
+    name: str
+    model: str
+    gate: bool
+    old: Side
+    new: Side
+    unit: str
+    turn: Turn
+    move: Move
+    note: str = ""
+
+    @property
+    def status(self) -> str:
+        """``worse``, ``better``, ``changed``; ``only new``, ``only old``; ``moved for worse`` …; ``as before``."""
+        if self.turn in ("worse", "better"):
+            return self.turn
+        if not (self.old.there and self.new.there):
+            return "only new" if self.new.there else "only old"
+        if self.turn:
+            return self.turn
+        if self.move in ("worse", "better"):
+            return f"moved for {'worse' if self.move == 'worse' else 'the better'}"
+        return {"moved": "moved", "within": "within chance", "changed": "another number", "": "as before"}[self.move]
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat row of built-in types: what pages and tables take."""
+        sides = {
+            f"{when}_{name}": value
+            for when, side in (("old", self.old), ("new", self.new))
+            for name, value in (
+                *(("verdict", side.verdict or None), ("estimate", side.estimate)),
+                *(("interval", None if side.interval is None else list(side.interval)), ("shown", side.shown)),
+            )
+        }
+        return {"kind": self.kind, "name": self.name, "model": self.model, "gate": self.gate, "status": self.status} | (
+            sides | {"unit": self.unit, "turn": self.turn, "move": self.move, "note": self.note}
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``old`` and ``new``: what people call the runs. ``unlike``: why it is not like for like, a phrase each."""
+
+    old: str
+    new: str
+    unlike: list[str]
+    changes: list[Change] = field(default_factory=list)
+
+
+def compare(old: Report, new: Report) -> Comparison:
+    """Every claim and operating point of both, and the tests that changed; in the order of ``new``, then of ``old``.
+
+    Raises:
+        BadReport: a run that did not come to its end; ``require_complete`` names its file besides.
+    """
+    for name, report in (("old", old), ("new", new)):
+        require_complete(report, name)
+    claims = [_claim(*pair) for pair in _paired(old["claims"], new["claims"], "id", ())]
+    points = [_point(*pair) for pair in _paired(old["points"], new["points"], "name", ("roles",))]
+    return Comparison(label(old), label(new), unlike(old, new), [*claims, *points, *_tests(old, new)])
+
+
+def changes(old: Report, new: Report) -> list[dict[str, Any]]:
+    """The rows of ``compare`` as data. Raises BadReport as it does."""
+    return [change.to_json() for change in compare(old, new).changes]
+
+
+def require_complete(report: Report, where: object) -> None:
+    """Raises BadReport unless the run came to its end; schema 1 was written by no other."""
+    state = report.get("state", "complete")
+    if state != "complete":
+        raise BadReport(f"{where}: state={state!r}, but expected 'complete': let the run come to its end, or run again")
+
+
+# ---------------------------------------------------------------- which rows belong together
+
+
+def _paired(
+    old: Sequence[Entry], new: Sequence[Entry], name: str, roles: Sequence[str]
+) -> Iterator[tuple[Entry | None, Entry | None]]:
+    """Rows of both: under one name and model, else the only ones left of one name (or, of points, of one role)."""
+    left = list(old)
+    found: list[tuple[Entry | None, Entry]] = []
+    for entry in new:
+        same = next((o for o in left if (o[name], o.get("model")) == (entry[name], entry.get("model"))), None)
+        if same is not None:
+            left.remove(same)
+        found.append((same, entry))
+    for key in (name, *roles):
+        lone = [entry for before, entry in found if before is None]
+        for number, (before, entry) in enumerate(found):
+            if before is None and entry.get(key) and _count(lone, key, entry) == _count(left, key, entry) == 1:
+                same = next(o for o in left if o.get(key) == entry[key])
+                left.remove(same)
+                found[number] = (same, entry)
+    yield from found
+    yield from ((entry, None) for entry in left)
+
+
+def _count(entries: Iterable[Entry], key: str, wanted: Entry) -> int:
+    return sum(entry.get(key) == wanted[key] for entry in entries)
+
+
+def _model(old: Entry | None, new: Entry | None) -> str:
+    names = [short_name(str(entry.get("model") or ABSENT)) for entry in (old, new) if entry is not None]
+    return " → ".join(dict.fromkeys(names))
+
+
+# ---------------------------------------------------------------- claims
+
+
+def _claim(old: Entry | None, new: Entry | None) -> Change:
+    given = new if new is not None else old
+    assert given is not None
+    gate = any(entry is not None and entry["gate"] for entry in (old, new))
+    alike = old is None or new is None or old["unit"] == new["unit"]
+    return Change(
+        kind="claim",
+        name=given["id"],
+        model=_model(old, new),
+        gate=gate,
+        old=_side(old),
+        new=_side(new),
+        unit=given["unit"],
+        turn=_turn(old, new, gate),
+        move=_move(old, new, _bad_side(old, new)) if alike and old and new else "",
+        note="; ".join(_notes(old, new)),
+    )
+
+
+def _side(entry: Entry | None) -> Side:
+    if entry is None:
+        return NOWHERE
+    row = claim_rows([entry])[0]
+    interval = None if entry["interval"] is None else (entry["interval"][0], entry["interval"][1])
+    bounds = f" {row['[95 %]'].text}" if interval is not None else ""
+    return Side(True, entry["verdict"], entry["estimate"], interval, row["estimate"].text + bounds)
+
+
+def _turn(old: Entry | None, new: Entry | None, gate: bool) -> Turn:
+    if old is None:
+        return "changed"
+    if new is None:
+        return "worse" if gate and old["verdict"] == "survived" else "changed"
+    before, after = old["verdict"], new["verdict"]
+    if before == after:
+        return ""
+    if before == "survived" or after == "falsified":
+        return "worse"
+    if after == "survived" or (before, after) == ("falsified", "inconclusive"):
+        return "better"
+    return "changed"
+
+
+def _move(old: Entry, new: Entry, bad: int) -> Move:
+    """``bad``: the side on which more is worse, +1, −1, or 0 where it is not known."""
+    if old["estimate"] is None or new["estimate"] is None:
+        return ""
+    if old["interval"] is None or new["interval"] is None:
+        same = (old["estimate"], old["interval"]) == (new["estimate"], new["interval"])
+        return "" if same else "changed"
+    where = moved(_bounded(old), _bounded(new))
+    if where == 0:
+        return "" if (old["estimate"], old["interval"]) == (new["estimate"], new["interval"]) else "within"
+    if bad == 0:
+        return "moved"
+    return "worse" if where == bad else "better"
+
+
+def _bounded(entry: Entry) -> Bounded:
+    low, high = entry["interval"]
+    return Bounded(entry["estimate"], -math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _bad_side(*entries: Entry | None) -> int:
+    """On which side of its threshold a claim fails: +1 above, −1 below, 0 where no leg in this unit tells."""
+    for entry in entries:
+        if entry is not None:
+            legs = [leg for leg in (_decisive(entry), *entry["legs"]) if leg and leg["unit"] == entry["unit"]]
+            for one in ({**entry, "outcome": entry["verdict"]}, *legs):
+                if side := _told(one):
+                    return side
+    return 0
+
+
+def _told(leg: Entry) -> int:
+    """An outcome tells the side of its estimate; what decided nothing tells by the smaller of its p-values."""
+    if leg["estimate"] is None or leg["threshold"] is None or leg["estimate"] == leg["threshold"]:
+        return 0
+    side = 1 if leg["estimate"] > leg["threshold"] else -1
+    if leg["outcome"] in ("falsified", "survived"):
+        return side if leg["outcome"] == "falsified" else -side
+    falsify, survive = leg.get("p_falsify"), leg.get("p_survive")
+    if falsify is None or survive is None or falsify == survive:
+        return 0
+    return side if falsify < survive else -side
+
+
+def _decisive(entry: Entry) -> Entry | None:
+    """The leg whose numbers the row shows."""
+    shown = ("estimate", "interval", "n", "unit")
+    return next((leg for leg in entry["legs"] if all(leg[key] == entry[key] for key in shown)), None)
+
+
+def _notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
+    if old is None or new is None:
+        return
+    if old["gate"] != new["gate"]:
+        yield "gates only in the new report" if new["gate"] else "gated only in the old report"
+    if old["verdict"] != new["verdict"] and (why := new.get("refused") or new["reason"]):
+        yield str(why).partition("\n")[0]
+    if old["unit"] != new["unit"]:
+        yield f"another quantity: {old['unit']} → {new['unit']}"
+        return
+    if old["threshold"] != new["threshold"]:
+        yield f"another threshold: {_threshold(old)} → {_threshold(new)}"
+    before, after = (_decisive(entry) for entry in (old, new))
+    if before and after and before["name"] != after["name"]:
+        yield f"another leg decides: {before['name']} → {after['name']}"
+
+
+def _threshold(entry: Entry) -> str:
+    return claim_rows([entry])[0]["threshold"].text
+
+
+# ---------------------------------------------------------------- operating points
+
+
+def _point(old: Entry | None, new: Entry | None) -> Change:
+    """Judged by the rise of perplexity, the one number of a point with an interval; whatever else differs is a note."""
+    given = new if new is not None else old
+    assert given is not None
+    shown = [{} if entry is None else point_rows([entry])[0] for entry in (old, new)]
+    move: Move = "" if old is None or new is None else _move(_rise(old), _rise(new), 1)
+    differing = [
+        column
+        for column, cell in shown[1].items()
+        if column in shown[0] and column not in ("model", "rise [95 %]") and cell.text != shown[0][column].text
+    ]
+    if differing and move == "":
+        move = "changed"
+    notes = [f"{column} {_flat(shown[0][column].text)} → {_flat(shown[1][column].text)}" for column in differing]
+    return Change(
+        kind="point",
+        name=given["name"],
+        model=_model(old, new),
+        gate=False,
+        old=_point_side(old),
+        new=_point_side(new),
+        unit="rise of perplexity",
+        turn="changed" if old is None or new is None else "",
+        move=move,
+        note="; ".join(notes),
+    )
+
+
+def _flat(text: str) -> str:
+    return ", ".join(text.split("\n"))
+
+
+def _rise(entry: Entry) -> Entry:
+    return {"estimate": entry.get("perplexity_rise"), "interval": entry.get("interval")}
+
+
+def _point_side(entry: Entry | None) -> Side:
+    if entry is None:
+        return NOWHERE
+    given = entry.get("interval")
+    interval = None if given is None else (given[0], given[1])
+    return Side(True, "", entry.get("perplexity_rise"), interval, point_rows([entry])[0]["rise [95 %]"].text)
+
+
+# ---------------------------------------------------------------- tests
+
+
+def _tests(old: Report, new: Report) -> Iterator[Change]:
+    """Shipped tests whose outcome changed, but for those that ask a claim: its verdict is a row already."""
+    before = {entry["nodeid"]: entry for entry in old.get("tests", ()) if entry["shipped"]}
+    for entry in new.get("tests", ()):
+        was = before.get(entry["nodeid"])
+        if was is None or was["outcome"] == entry["outcome"] or ASKS in was["shipped"]:
+            continue
+        yield Change(
+            kind="test",
+            name=entry["nodeid"],
+            model="",
+            gate=True,
+            old=Side(verdict=was["outcome"]),
+            new=Side(verdict=entry["outcome"]),
+            unit="",
+            turn=_test_turn(was, entry),
+            move="",
+            note=str(entry["reason"]).partition("\n")[0],
+        )
+
+
+def _test_turn(old: Entry, new: Entry) -> Turn:
+    """Worse where it broke, or had passed and is not decided any more, for another reason than an absent premise."""
+    if new["outcome"] in BROKEN:
+        return "changed" if old["outcome"] in BROKEN else "worse"
+    if new["outcome"] in ("passed", "xpassed"):
+        return "better"
+    return "worse" if old["outcome"] == "passed" and new["kind"] != "not applicable" else "changed"

@@ -1,0 +1,330 @@
+"""``emad compare``: what got worse between two reports, what only moved, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from emad_ref import cli
+from emad_ref.report.comparing import changes, compare
+from emad_ref.report.likeness import label, unlike
+from emad_ref.report.reading import BadReport, read_report
+from emad_ref.verdict.claims import OUTCOMES, Leg
+from tests.unit.report.sample import passed, report, report_2, verdict, written
+
+F1, E1 = "EMAD-F1", "EMAD-E1"  # of the sample's rows, F1 gates
+
+
+def of(*claims, **changes):
+    return report_2(claims=list(claims), points=[], tests=[]) | changes
+
+
+def only(old, new):
+    """The one row of two reports that have one."""
+    (change,) = compare(old, new).changes
+    return change
+
+
+def compared(tmp_path, capsys, old, new, *options):
+    """(exit status, lines on stdout, stderr)."""
+    argv = ["compare", str(written(tmp_path / "a", old)), str(written(tmp_path / "b", new)), *options]
+    status = cli.main(argv)
+    said = capsys.readouterr()
+    return status, said.out.splitlines(), said.err
+
+
+# ---------------------------------------------------------------- verdicts
+
+
+WORSE = {("survived", other) for other in OUTCOMES if other != "survived"} | {
+    (other, "falsified") for other in OUTCOMES if other != "falsified"
+}
+BETTER = {(other, "survived") for other in OUTCOMES if other != "survived"} | {("falsified", "inconclusive")}
+
+
+@pytest.mark.parametrize("old", OUTCOMES)
+@pytest.mark.parametrize("new", OUTCOMES)
+def test_a_verdict_turns_for_worse_for_better_or_into_another(old, new):
+    turn = only(of(verdict(old)), of(verdict(new))).turn
+    expected = "worse" if (old, new) in WORSE else "better" if (old, new) in BETTER else "changed"
+    assert turn == ("" if old == new else expected)
+
+
+@pytest.mark.parametrize(
+    ("claim", "old", "turn"),
+    [(F1, "survived", "worse"), (F1, "falsified", "changed"), (E1, "survived", "changed")],
+)
+def test_of_rows_that_are_gone_a_gate_that_had_survived_is_worse(claim, old, turn):
+    gone = only(of(verdict(old, claim)), of())
+    assert (gone.turn, gone.new.there, gone.old.verdict) == (turn, False, old)
+    assert gone.status == ("worse" if turn == "worse" else "only old")
+    came = only(of(), of(verdict("falsified", claim)))
+    assert (came.turn, came.status) == ("changed", "only new")
+
+
+def test_a_row_gates_where_either_report_says_so():
+    old, new = verdict("survived"), verdict("falsified") | {"gate": False}
+    change = only(of(old), of(new))
+    assert change.gate
+    assert "gated only in the old report" in change.note
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def numbers(estimate, interval, outcome="inconclusive", **changes):
+    return verdict(outcome, estimate=estimate, interval=interval, legs=()) | changes
+
+
+@pytest.mark.parametrize(
+    ("outcome", "estimate", "worse"),
+    [("falsified", 0.04, +1), ("survived", 0.005, +1), ("falsified", 0.005, -1), ("survived", 0.04, -1)],
+)
+def test_the_outcome_tells_which_side_is_worse(outcome, estimate, worse):
+    """The threshold is 0.01. A move of 0.003 at half-widths of 0.001 is beyond chance."""
+    for by in (+0.003, -0.003):
+        interval = (estimate - 0.001, estimate + 0.001)
+        moved_ = (estimate + by - 0.001, estimate + by + 0.001)
+        change = only(of(numbers(estimate, interval, outcome)), of(numbers(estimate + by, moved_, outcome)))
+        assert change.move == ("worse" if by * worse > 0 else "better")
+
+
+@pytest.mark.parametrize(("falsify", "survive", "move"), [(0.2, 0.8, "worse"), (0.8, 0.2, "better"), (1, 1, "moved")])
+def test_what_decided_nothing_tells_by_the_smaller_p_value(falsify, survive, move):
+    def leg(estimate):
+        bounds = (estimate - 0.001, estimate + 0.001)
+        return Leg("text", "inconclusive", estimate, bounds, 9, 0.01, "relative rise", "", falsify, survive)
+
+    old, new = (verdict("inconclusive", estimate=leg(e).estimate, interval=leg(e).interval, n=9, legs=(leg(e),))
+                for e in (0.02, 0.03))  # fmt: skip
+    assert only(of(old), of(new)).move == move
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "move"),
+    [
+        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.03)), ""),
+        ((0.02, (0.01, 0.03)), (0.03, (0.02, 0.04)), "within"),
+        ((0.02, (0.01, 0.03)), (0.02, (0.01, 0.04)), "within"),
+        ((0.02, None), (0.02, None), ""),
+        ((0.02, None), (0.020000000000000004, None), "changed"),
+        ((0.02, (0.01, 0.03)), (0.02, None), "changed"),
+        ((0.02, (0.01, 0.03)), (None, None), ""),
+    ],
+)
+def test_a_number_that_did_not_move_says_why(old, new, move):
+    assert only(of(numbers(*old)), of(numbers(*new))).move == move
+
+
+def test_other_quantities_are_not_compared_and_other_thresholds_and_legs_are_named():
+    old = verdict("falsified", estimate=0.5, interval=(0.4, 0.6), legs=()) | {"unit": "accuracy drop"}
+    change = only(of(old), of(verdict("falsified", legs=())))
+    assert (change.move, change.note) == ("", "another quantity: accuracy drop → relative rise")
+    change = only(of(verdict(threshold=0.02)), of(verdict()))
+    assert change.note == "another threshold: +2.00 % → +1.00 %"
+    legs = [Leg(name, "falsified", 0.03125, (0.0211, 0.0419), 1234, 0.01, "relative rise") for name in ("x", "y")]
+    change = only(of(verdict(legs=legs[:1])), of(verdict(legs=legs[1:])))
+    assert change.note == "another leg decides: x → y"
+
+
+# ---------------------------------------------------------------- which rows belong together
+
+
+def test_rows_go_by_model_and_the_last_one_by_claim():
+    """Of two models, one is known to both; the others are each other's counterpart. Three of them have none."""
+    old = of(verdict(model="m"), verdict(model="/far/x"))
+    new = of(verdict(model="hub/y"), verdict(model="m"))
+    assert {change.model for change in compare(old, new).changes} == {"m", "x → hub/y"}
+    more = of(verdict(model="y"), verdict(model="z"), verdict(model="m"))
+    assert {change.model: change.status for change in compare(old, more).changes} == {
+        "m": "as before",
+        "x": "only old",
+        "y": "only new",
+        "z": "only new",
+    }
+
+
+def test_points_go_by_name_and_else_by_their_role():
+    (old,), (new,) = report()["points"], report()["points"]
+    old |= {"roles": ["chosen"], "name": "emad m=0.20"}
+    new |= {"roles": ["chosen"], "name": "emad m=0.21", "mean_depth": 8.0, "perplexity_rise": 0.05}
+    new["interval"] = [0.04, 0.06]
+    change = only(of(points=[old]), of(points=[new]))
+    assert (change.name, change.move, change.status) == ("emad m=0.21", "worse", "moved for worse")
+    assert "depth 7.25 → 8.00" in change.note
+    assert "rise" not in change.note
+    same = only(of(points=[old]), of(points=[old | {"mean_depth": 8.0}]))
+    assert same.status == "another number"
+    assert only(of(points=[old]), of(points=[old])).status == "as before"
+    assert only(of(points=[old]), of(points=[])).status == "only old"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "turn"),
+    [
+        ({}, {"outcome": "failed"}, "worse"),
+        ({"outcome": "skipped"}, {"outcome": "error"}, "worse"),
+        ({}, {"outcome": "skipped", "kind": "refused"}, "worse"),
+        ({}, {"outcome": "not reported"}, "worse"),
+        ({}, {"outcome": "skipped", "kind": "not applicable"}, "changed"),
+        ({"outcome": "failed"}, {"outcome": "error"}, "changed"),
+        ({"outcome": "failed"}, {}, "better"),
+        ({}, {}, None),
+    ],
+)
+def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
+    name = "suites/invariants/test_depth.py::test_rows"
+    old, new = ({"outcome": "passed"} | given for given in (old, new))
+    rows = compare(of(tests=[passed(name, **old)]), of(tests=[passed(name, **new)])).changes
+    assert [row.turn for row in rows] == ([] if turn is None else [turn])
+    asks = "suites/claims/test_model.py::test_claim"  # its verdict tells
+    assert compare(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
+
+
+# ---------------------------------------------------------------- what people read
+
+
+def test_a_label_names_model_decoder_commit_and_day():
+    run = report_2()["run"]
+    project = {"root": "/home/me/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
+    decoder = report_2()["decoder"] | {"name": "hook of plugin mylib (mylib.hooks, mylib 1.2)"}
+    data = report_2("/models/mine", run=run | {"project": project}, decoder=decoder)
+    assert label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02"
+    ours = report_2(provenance={"commit": "a" * 40}, models=[{"name": name} for name in ("x", "hub/y", "z")])
+    assert label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02"
+    assert label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
+    assert label(report(models=[])) == "no model"
+
+
+def test_what_is_measured_otherwise_is_named():
+    old = report_2(settings={"seed": 0, "budget": "smoke", "report": "a", "margin": None, "tasks": ["recall"]})
+    assert unlike(old, old) == []
+    settings = {"seed": 1, "budget": "smoke", "report": "b", "margin": 0.5, "tasks": []}
+    model = {"name": "m", "fingerprint": "beef"}
+    provenance = old["provenance"] | {"versions": {"torch": "2.12", "numpy": "2.1"}, "platform": "here"}
+    new = report_2(settings=settings, models=[model], provenance=provenance)
+    new["run"] = new["run"] | {"asked": ["suites/claims"], "claims_file": {"path": "x", "sha256": "0123456789"}}
+    assert unlike(old, new) == [
+        *("seed 0 → 1", "margin not set → 0.5", "tasks recall → not set", "asked suites → suites/claims"),
+        *("claims file not set → 0123456", "weights of m f00d → beef", "torch 2.11 → 2.12"),
+    ]
+    assert unlike(old, report_2(settings={"seed": 0, "new": 1}))[-1].startswith("only one of them knows budget, margin")
+
+
+def test_schema_1_is_compared_too():
+    old, new = report(), report_2()
+    assert {change.status for change in compare(old, new).changes} == {"as before"}
+    assert unlike(old, new) == []
+
+
+def test_rows_are_plain_data():
+    (row,) = changes(of(verdict("survived")), of(verdict("falsified")))
+    assert json.loads(json.dumps(row)) == row
+    assert (row["name"], row["status"], row["old_verdict"]) == (F1, "worse", "survived")
+    assert row["new_interval"] == [0.0211, 0.0419]
+    assert row["new_shown"] == "+3.12 % [+2.11 %, +4.19 %]"
+
+
+# ---------------------------------------------------------------- the verb
+
+
+SMALL = {"estimate": 0.002, "interval": (0.001, 0.003)}
+LARGE = {"estimate": 0.005, "interval": (0.004, 0.006)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fails"),
+    [
+        (verdict("survived", F1), verdict("falsified", F1), "gate verdict moved"),
+        (verdict("survived", E1), verdict("falsified", E1), "verdict moved"),
+        (verdict("survived", E1, **SMALL), verdict("survived", E1, **LARGE), "moved"),
+        (verdict("survived", E1, **LARGE), verdict("survived", E1, **SMALL), ""),
+        (verdict("falsified", F1), verdict("survived", F1), ""),
+    ],
+)
+def test_the_exit_status_is_what_was_asked_to_fail(tmp_path, capsys, old, new, fails):
+    for word in ("never", "gate", "verdict", "moved"):
+        status, lines, err = compared(tmp_path, capsys, of(old), of(new), "--fail-on", word)
+        assert (status, err) == (int(word in fails.split()), "")
+        assert lines[-1].startswith("Nothing" if word == "never" else "Fails by" if status else "Passes by")
+    assert compared(tmp_path, capsys, of(old), of(new))[0] == int("verdict" in fails)
+
+
+@pytest.mark.parametrize(
+    ("new", "said"),
+    [
+        (of(state="running"), "state='running', but expected 'complete'"),
+        (of(state="interrupted"), "state='interrupted'"),
+        (of(state="usage error"), "state='usage error'"),
+        (of(schema=9), "schema=9"),
+        ({}, "is not a report of pytest-emad"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_error_and_status_2(tmp_path, capsys, new, said):
+    for pair in ((of(), new), (new, of())):
+        status, lines, err = compared(tmp_path, capsys, *pair)
+        assert (status, lines) == (2, [])
+        assert said in err
+        assert len(err.splitlines()) == 1
+    with pytest.raises(BadReport, match="new: state='running'"):
+        compare(of(), of(state="running"))
+
+
+def test_a_report_that_is_missing_or_the_same_is_status_2(tmp_path, capsys):
+    folder = written(tmp_path / "a", of())
+    for other, said in ((tmp_path / "none", "cannot be read"), (folder, "another report than A")):
+        assert cli.main(["compare", str(folder), str(other)]) == 2
+        assert said in capsys.readouterr().err
+
+
+def many(outcome):
+    long = "an operating point with a name that nobody would want to read twice " * 3
+    claims = [verdict(outcome, f"EMAD-X{number}", reason=long, legs=()) for number in range(60)]
+    settings = {f"option_{number}": outcome for number in range(40)}
+    return of(*claims, settings=settings, models=[{"name": long}])
+
+
+def test_what_is_shown_is_40_lines_of_80_columns_and_all_of_it_on_request(tmp_path, capsys):
+    status, lines, _ = compared(tmp_path, capsys, many("survived"), many("falsified"))
+    assert status == 1
+    assert 35 <= len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert any(line.endswith("rows more: -v") for line in lines)
+    _, lines, _ = compared(tmp_path, capsys, many("survived"), many("falsified"), "-v")
+    assert all(any(f"EMAD-X{number} on m: survived → falsified" in line for line in lines) for number in range(60))
+    assert max(map(len, lines)) <= 80
+
+
+def test_what_changed_is_shown_with_both_numbers(tmp_path, capsys):
+    settings = {"seed": 0}, {"seed": 1}
+    old = of(verdict("survived", **SMALL), verdict("survived", E1), settings=settings[0])
+    new = of(verdict("falsified", **LARGE), verdict("survived", E1), settings=settings[1])
+    _, lines, _ = compared(tmp_path, capsys, old, new)
+    text = "\n".join(lines)
+    assert "not like for like: seed 0 → 1\n\n1 worse, 1 as before\n\nWorse\n" in text
+    assert "  EMAD-F1* on m: survived → falsified\n" in text
+    assert "    +0.20 % [+0.10 %, +0.30 %] → +0.50 % [+0.40 %, +0.60 %]  relative rise\n" in text
+    assert "    1 of 2 legs falsified\n" in text
+    assert "Gates now: EMAD-F1 falsified\n" in text
+    assert "EMAD-E1" not in text
+    assert "EMAD-E1" in "\n".join(compared(tmp_path, capsys, old, new, "-v")[1])
+
+
+def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
+    model = "<b>a|b</b>"
+    old, new = of(verdict("survived", model=model)), of(verdict("falsified", model=model), verdict("measured", E1))
+    status, lines, _ = compared(tmp_path, capsys, old, new, "--markdown")
+    assert status == 1
+    assert lines[0] == "### emad compare: 1 worse, 1 only new"
+    (row,) = [line for line in lines if line.startswith("| worse")]
+    assert "&lt;b&gt;a\\|b&lt;/b&gt;" in row
+    assert row.replace("\\|", "").count("|") == 9
+    assert "Only in the new report: EMAD-E1" in lines
+    assert not any(line.startswith("| only new") for line in lines)
+    assert any(line.startswith("| only new") for line in compared(tmp_path, capsys, old, new, "--markdown", "-v")[1])
+
+
+def test_a_report_read_from_its_file_compares_with_itself(tmp_path):
+    data = read_report(written(tmp_path, report_2()))
+    assert {change.status for change in compare(data, data).changes} == {"as before"}
