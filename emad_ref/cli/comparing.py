@@ -144,20 +144,12 @@ def _blocks(found: Comparison, every: bool) -> Iterator[list[str]]:
 
 def _row(change: Change, every: bool) -> Iterator[str]:
     """What it is and its verdicts; its numbers; a note, in one line unless ``every`` is asked for."""
-    name = f"{change.name}{'*' if change.gate and change.kind == 'claim' else ''}"
     model = f" on {change.model}" if change.model else ""
-    yield _cut(f"  {name}{model}", f": {_verdicts(change)}" if _verdicts(change) else "")
-    if (change.old.estimate, change.new.estimate) != (None, None):
-        yield from _wrapped(f"    {change.old.shown} → {change.new.shown}  {change.unit}")
+    yield _cut(f"  {change.title}{model}", f": {change.verdicts}" if change.verdicts else "")
+    if change.numbers:
+        yield from _wrapped(f"    {change.numbers}")
     if change.note:
         yield from _wrapped(f"    {change.note}", 0 if every else 1)
-
-
-def _verdicts(change: Change) -> str:
-    before, after = change.old.verdict, change.new.verdict
-    if change.kind == "point":
-        return ""
-    return before if before == after else f"{before or '–'} → {after or '–'}"
 
 
 def _wrapped(line: str, most: int = 0) -> list[str]:
@@ -190,16 +182,7 @@ def markdown(found: Comparison, every: bool) -> list[str]:
 
     unlike = f"- not like for like: {escaped('; '.join(found.unlike))}"
     rows = [
-        {
-            "": change.status,
-            "row": escaped(f"{change.name}{'*' if change.gate and change.kind == 'claim' else ''}"),
-            "on": escaped(change.model),
-            "verdict": escaped(_verdicts(change)),
-            "old": escaped(change.old.shown),
-            "new": escaped(change.new.shown),
-            "unit": escaped(change.unit),
-            "note": escaped(change.note),
-        }
+        {key: escaped(text) for key, text in change.row().items()}
         for status in _sections(every)
         for change in found.changes
         if change.status == status

@@ -32,6 +32,21 @@ Turn = Literal["worse", "better", "changed", ""]
 # of a number; "moved" where its better side is not known, "within" chance, "changed" without intervals, "" identical
 Move = Literal["worse", "better", "moved", "within", "changed", ""]
 
+# what a row comes to, worst first
+AS_BEFORE = "as before"
+OF_MOVES: dict[Move, str] = {
+    "worse": "moved for worse",
+    "better": "moved for the better",
+    "moved": "moved",
+    "within": "within chance",
+    "changed": "another number",
+    "": AS_BEFORE,
+}
+STATUSES = (
+    *("worse", "moved for worse", "better", "changed", "moved", "moved for the better"),
+    *("only new", "only old", "within chance", "another number", AS_BEFORE),
+)
+
 Entry = Mapping[str, Any]
 BROKEN = ("failed", "error")
 ASKS = "::test_claim"
@@ -43,8 +58,6 @@ class Side:
 
     there: bool = True
     verdict: str = ""
-    estimate: float | None = None
-    interval: tuple[float | None, float | None] | None = None
     shown: str = ABSENT
 
 
@@ -68,30 +81,42 @@ class Change:
 
     @property
     def status(self) -> str:
-        """``worse``, ``better``, ``changed``; ``only new``, ``only old``; ``moved for worse`` …; ``as before``."""
+        """One of ``STATUSES``: of the verdict where it turned, else of the number."""
         if self.turn in ("worse", "better"):
             return self.turn
         if not (self.old.there and self.new.there):
             return "only new" if self.new.there else "only old"
-        if self.turn:
-            return self.turn
-        if self.move in ("worse", "better"):
-            return f"moved for {'worse' if self.move == 'worse' else 'the better'}"
-        return {"moved": "moved", "within": "within chance", "changed": "another number", "": "as before"}[self.move]
+        return self.turn or OF_MOVES[self.move]
 
-    def to_json(self) -> dict[str, Any]:
-        """One flat row of built-in types: what pages and tables take."""
-        sides = {
-            f"{when}_{name}": value
-            for when, side in (("old", self.old), ("new", self.new))
-            for name, value in (
-                *(("verdict", side.verdict or None), ("estimate", side.estimate)),
-                *(("interval", None if side.interval is None else list(side.interval)), ("shown", side.shown)),
-            )
+    @property
+    def verdicts(self) -> str:
+        """``survived → falsified``, one word where both say it, "" of a point."""
+        before, after = (side.verdict or ABSENT for side in (self.old, self.new))
+        return "" if self.kind == "point" else before if before == after else f"{before} → {after}"
+
+    @property
+    def numbers(self) -> str:
+        """Both numbers and their unit; "" where neither report has one."""
+        shown = self.old.shown, self.new.shown
+        return "" if set(shown) == {ABSENT} else f"{' → '.join(shown)}  {self.unit}"
+
+    @property
+    def title(self) -> str:
+        """The name, with a ``*`` after that of a claim that gates."""
+        return f"{self.name}{'*' if self.gate and self.kind == 'claim' else ''}"
+
+    def row(self) -> dict[str, str]:
+        """As tables set it: texts by column."""
+        return {
+            "change": self.status,
+            "row": self.title,
+            "on": self.model,
+            "verdict": self.verdicts,
+            "old": self.old.shown,
+            "new": self.new.shown,
+            "unit": self.unit,
+            "note": self.note,
         }
-        return {"kind": self.kind, "name": self.name, "model": self.model, "gate": self.gate, "status": self.status} | (
-            sides | {"unit": self.unit, "turn": self.turn, "move": self.move, "note": self.note}
-        )
 
 
 @dataclass(frozen=True)
@@ -117,9 +142,10 @@ def compare(old: Report, new: Report) -> Comparison:
     return Comparison(label(old), label(new), unlike(old, new), [*claims, *points, *_tests(old, new)])
 
 
-def changes(old: Report, new: Report) -> list[dict[str, Any]]:
-    """The rows of ``compare`` as data. Raises BadReport as it does."""
-    return [change.to_json() for change in compare(old, new).changes]
+def changes(old: Report, new: Report) -> list[dict[str, str]]:
+    """The rows of ``compare`` that are not as before, as a page sets them: worst first. Raises BadReport as it does."""
+    found = sorted(compare(old, new).changes, key=lambda change: STATUSES.index(change.status))
+    return [change.row() for change in found if change.status != AS_BEFORE]
 
 
 def require_complete(report: Report, where: object) -> None:
@@ -189,9 +215,8 @@ def _side(entry: Entry | None) -> Side:
     if entry is None:
         return NOWHERE
     row = claim_rows([entry])[0]
-    interval = None if entry["interval"] is None else (entry["interval"][0], entry["interval"][1])
-    bounds = f" {row['[95 %]'].text}" if interval is not None else ""
-    return Side(True, entry["verdict"], entry["estimate"], interval, row["estimate"].text + bounds)
+    bounds = f" {row['[95 %]'].text}" if entry["interval"] is not None else ""
+    return Side(True, entry["verdict"], row["estimate"].text + bounds)
 
 
 def _turn(old: Entry | None, new: Entry | None, gate: bool) -> Turn:
@@ -322,9 +347,7 @@ def _rise(entry: Entry) -> Entry:
 def _point_side(entry: Entry | None) -> Side:
     if entry is None:
         return NOWHERE
-    given = entry.get("interval")
-    interval = None if given is None else (given[0], given[1])
-    return Side(True, "", entry.get("perplexity_rise"), interval, point_rows([entry])[0]["rise [95 %]"].text)
+    return Side(shown=point_rows([entry])[0]["rise [95 %]"].text)
 
 
 # ---------------------------------------------------------------- tests

@@ -59,7 +59,7 @@ PROGRAMS = {
     'cp -R "$here" "$last/bin"; rm -rf "$last/bin/site"; exit; fi; exec {python} "$@"',
     "pytest": 'exec {python} -m pytest "$@"',
     "emad": 'exec {python} -m emad_ref "$@"',
-    "gh": 'if [ "$1 $2" = "run list" ]; then echo "$GH_LAST"; else cp -R "$GH_REPORT" base; fi',
+    "gh": 'if [ "$1 $2" = "run list" ]; then echo "$GH_LAST"; [ -n "$GH_LAST" ]; else cp -R "$GH_REPORT" base; fi',
 }
 
 
@@ -203,6 +203,18 @@ def test_compare_fails_and_shows_what_got_worse_than_the_base_branchs_last_run(r
     text = runner.summary.read_text(encoding="utf-8")
     assert "| worse" in text
     assert "survived → falsified" in text
+
+
+def test_where_the_base_branch_left_no_report_its_decoder_is_judged(runner: Runner) -> None:
+    """``gh`` fails. Told ``--markers`` alone, pytest judges nothing; the slow test lets it judge."""
+    (runner.home / "emad.args").write_text("--markers\n")
+    (runner.home / "plain_decoder.py").write_text("the pull request's\n")
+    done = runner.run("Find or make the report of the base branch")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("no report of main to be had: judged here")
+    installed = runner.home / "base-venv" / "bin" / "site"
+    assert (installed / "plain_decoder.py").read_bytes() == (PLUGIN / "plain_decoder.py").read_bytes()
+    assert list(installed.glob("plain_decoder-*.dist-info/entry_points.txt"))
 
 
 def test_compare_is_status_2_without_a_base(runner: Runner) -> None:

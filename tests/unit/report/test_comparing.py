@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from emad_ref import cli
@@ -198,9 +196,11 @@ def test_a_label_names_model_decoder_commit_and_day():
 
 
 def test_what_is_measured_otherwise_is_named():
-    old = report_2(settings={"seed": 0, "budget": "smoke", "report": "a", "margin": None, "tasks": ["recall"]})
+    old = report_2(
+        settings={"seed": 0, "budget": "smoke", "report": "a", "backend": "a", "margin": None, "tasks": ["recall"]}
+    )
     assert unlike(old, old) == []
-    settings = {"seed": 1, "budget": "smoke", "report": "b", "margin": 0.5, "tasks": []}
+    settings = {"seed": 1, "budget": "smoke", "report": "b", "backend": "b", "margin": 0.5, "tasks": []}
     model = {"name": "m", "fingerprint": "beef"}
     provenance = old["provenance"] | {"versions": {"torch": "2.12", "numpy": "2.1"}, "platform": "here"}
     new = report_2(settings=settings, models=[model], provenance=provenance)
@@ -218,12 +218,24 @@ def test_schema_1_is_compared_too():
     assert unlike(old, new) == []
 
 
-def test_rows_are_plain_data():
-    (row,) = changes(of(verdict("survived")), of(verdict("falsified")))
-    assert json.loads(json.dumps(row)) == row
-    assert (row["name"], row["status"], row["old_verdict"]) == (F1, "worse", "survived")
-    assert row["new_interval"] == [0.0211, 0.0419]
-    assert row["new_shown"] == "+3.12 % [+2.11 %, +4.19 %]"
+def test_rows_for_a_page_are_what_is_not_as_before_worst_first():
+    old = of(verdict("survived", "EMAD-E1"), verdict("survived"), verdict("measured", "EMAD-R2"))
+    new = of(verdict("measured", "EMAD-R2"), verdict("falsified", "EMAD-E3"), verdict("falsified"))
+    rows = changes(old, new)
+    assert [(row["change"], row["row"]) for row in rows] == [
+        *(("worse", "EMAD-F1*"), ("only new", "EMAD-E3"), ("only old", "EMAD-E1")),
+    ]
+    assert rows[0] == {
+        "change": "worse",
+        "row": "EMAD-F1*",
+        "on": "m",
+        "verdict": "survived → falsified",
+        "old": "+3.12 % [+2.11 %, +4.19 %]",
+        "new": "+3.12 % [+2.11 %, +4.19 %]",
+        "unit": "relative rise",
+        "note": "1 of 2 legs falsified",
+    }
+    assert {tuple(row) for row in rows} == {tuple(rows[0])}
 
 
 # ---------------------------------------------------------------- the verb
@@ -322,6 +334,9 @@ def test_markdown_is_a_table_in_which_names_stay_text(tmp_path, capsys):
     assert row.replace("\\|", "").count("|") == 9
     assert "Only in the new report: EMAD-E1" in lines
     assert not any(line.startswith("| only new") for line in lines)
+    points = ([point | {"name": "a|b", "mean_depth": depth} for point in report()["points"]] for depth in (1, 2))
+    _, lines, _ = compared(tmp_path, capsys, *(of(points=part) for part in points), "--markdown", "-v")
+    assert any(line.startswith("| another number | a\\|b ") for line in lines)
     assert any(line.startswith("| only new") for line in compared(tmp_path, capsys, old, new, "--markdown", "-v")[1])
 
 
