@@ -20,11 +20,12 @@ NOT_MEASURING = frozenset(
 )
 SURROUNDINGS = ("platform", "machine", "torch_threads", "extensions")
 RELEASE = re.compile(r"hook of plugin \S+ \((?:.*, )?(.+)\)")  # of ``hook of plugin mylib (mylib.hooks, mylib 1.2)``
+NOT_SET = "not set"
 SHORT = 7  # hexadecimal digits of a commit
 
 
 def label(report: Report) -> str:
-    """``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22``: models, decoder, commit, day, as far as known."""
+    """``emad-tiny · mylib 1.2 · myproject 3f2a91c · 2026-11-22 16:58``: models, decoder, commit, begin, where known."""
     models = [short_name(model["name"]) for model in report["models"]]
     named = ", ".join(models[:2]) + (f" and {len(models) - 2} more" if len(models) > 2 else "")
     parts = [named or "no model"]
@@ -32,7 +33,7 @@ def label(report: Report) -> str:
         parts.append(_decoder(report["decoder"]["name"]))
     parts.append(_commit(report))
     if report["schema"] > 1:
-        parts.append(report["run"]["started"][: len("2026-11-22")])
+        parts.append(report["run"]["started"][: len("2026-11-22T16:58")].replace("T", " "))
     return " · ".join(part for part in parts if part)
 
 
@@ -50,10 +51,16 @@ def _commit(report: Report) -> str:
     """Of the project that was tested with us, else ours, else our version."""
     project = report["run"]["project"] if report["schema"] > 1 else {}
     if project.get("commit"):
-        return f"{PurePath(project.get('root') or '').name} {_short(project['commit'])}".strip()
+        return f"{PurePath(str(project.get('root') or '')).name} {_short(str(project['commit']))}".strip()
     ours = report["provenance"].get("commit")
-    version = (report["provenance"].get("versions") or {}).get("pytest-emad")
-    return f"pytest-emad {_short(ours) if ours else version}" if ours or version else ""
+    version = _versions(report).get("pytest-emad")
+    return f"pytest-emad {_short(str(ours)) if ours else version}" if ours or version else ""
+
+
+def _versions(report: Report) -> Mapping[str, Any]:
+    """Of packages; none where the report says it in another form."""
+    versions = report["provenance"].get("versions")
+    return versions if isinstance(versions, dict) else {}
 
 
 def _short(commit: str) -> str:
@@ -85,14 +92,11 @@ def _facts(old: Report, new: Report) -> Iterator[tuple[str, Any, Any]]:
     ]
     for name in prints[0]:
         yield f"weights of {short_name(name)}", prints[0][name], prints[1].get(name)
-    releases = [report["provenance"].get("versions") or {} for report in (old, new)]
+    releases = [_versions(report) for report in (old, new)]
     for name in dict.fromkeys([*releases[0], *releases[1]]):
         yield name, releases[0].get(name), releases[1].get(name)
     for name in SURROUNDINGS:
         yield name.replace("_", " "), old["provenance"].get(name), new["provenance"].get(name)
-
-
-NOT_SET = "not set"
 
 
 def _setting(report: Report, name: str) -> Any:

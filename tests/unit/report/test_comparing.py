@@ -183,16 +183,16 @@ def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
 # ---------------------------------------------------------------- what people read
 
 
-def test_a_label_names_model_decoder_commit_and_day():
+def test_a_label_names_model_decoder_commit_and_begin():
     run = report_2()["run"]
     project = {"root": "/home/me/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
     decoder = report_2()["decoder"] | {"name": "hook of plugin mylib (mylib.hooks, mylib 1.2)"}
     data = report_2("/models/mine", run=run | {"project": project}, decoder=decoder)
-    assert label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02"
+    assert label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
     ours = report_2(provenance={"commit": "a" * 40}, models=[{"name": name} for name in ("x", "hub/y", "z")])
-    assert label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02"
+    assert label(ours) == "x, hub/y and 1 more · mylib · pytest-emad aaaaaaa · 2026-01-02 03:04"
     assert label(report(provenance={"versions": {"pytest-emad": "0.1"}})) == "m · pytest-emad 0.1"
-    assert label(report(models=[])) == "no model"
+    assert label(report(models=[], provenance={"versions": ["0.1"]})) == "no model"
 
 
 def test_what_is_measured_otherwise_is_named():

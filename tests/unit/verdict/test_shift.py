@@ -51,5 +51,7 @@ def test_of_runs_that_do_not_differ_five_percent_seem_to() -> None:
         x = rng.exponential(size=n)
         return symmetric(x.mean(), stats.t.ppf(0.975, n - 1) * x.std(ddof=1) / math.sqrt(n))
 
-    share = np.mean([moved(run(60), run(200)) != 0 for _ in range(4_000)])
-    assert 0.038 <= share <= 0.065
+    pairs = [(run(60), run(200)) for _ in range(4_000)]
+    seen = [(old, new) for old, new in pairs if moved(old, new)]
+    assert 0.038 <= len(seen) / len(pairs) <= 0.065
+    assert not any(old.low <= new.value <= old.high or new.low <= old.value <= new.high for old, new in seen)
