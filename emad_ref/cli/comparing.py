@@ -50,6 +50,7 @@ TOLD = {
 # and what is only named, or counted
 NAMED = {"Only in the new report": "only new", "Only in the old report": "only old"}
 COUNTED = {
+    "The number of another leg": "another leg",
     "Another number, within chance": "within chance",
     "Another number, without intervals": "another number",
     "As before": "as before",

@@ -11,7 +11,8 @@ that had survived and is not in the new report got worse too; any other row that
 
 A **number** moved where ``shift.moved`` says so of the two intervals; for worse where it moved to the side on which its
 claim fails, which the outcomes and p-values of its legs tell. A claim's number is that of the leg that decided: where
-another leg did, a note says so. Without intervals nothing is known but that two numbers are not the same, bit by bit.
+another leg did, that leg is looked up in the old report, and where it is not there either, nothing is said of a move.
+Without intervals nothing is known but that two numbers are not the same, bit by bit.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from emad_ref.verdict.shift import Bounded, moved
 Kind = Literal["claim", "point", "test"]
 # of a verdict; "" as before
 Turn = Literal["worse", "better", "changed", ""]
-# of a number; "moved" where its better side is not known, "within" chance, "changed" without intervals, "" identical
-Move = Literal["worse", "better", "moved", "within", "changed", ""]
+# of a number; "moved" where its better side is not known; "another" leg's; "within" chance; "changed", but without
+# intervals; "" identical
+Move = Literal["worse", "better", "moved", "another", "within", "changed", ""]
 
 # what a row comes to, worst first
 AS_BEFORE = "as before"
@@ -38,13 +40,14 @@ OF_MOVES: dict[Move, str] = {
     "worse": "moved for worse",
     "better": "moved for the better",
     "moved": "moved",
+    "another": "another leg",
     "within": "within chance",
     "changed": "another number",
     "": AS_BEFORE,
 }
 STATUSES = (
     *("worse", "moved for worse", "better", "changed", "moved", "moved for the better"),
-    *("only new", "only old", "within chance", "another number", AS_BEFORE),
+    *("only new", "only old", "another leg", "within chance", "another number", AS_BEFORE),
 )
 
 Entry = Mapping[str, Any]
@@ -196,7 +199,6 @@ def _claim(old: Entry | None, new: Entry | None) -> Change:
     given = new if new is not None else old
     assert given is not None
     gate = any(entry is not None and entry["gate"] for entry in (old, new))
-    alike = old is None or new is None or old["unit"] == new["unit"]
     return Change(
         kind="claim",
         name=given["id"],
@@ -206,7 +208,7 @@ def _claim(old: Entry | None, new: Entry | None) -> Change:
         new=_side(new),
         unit=given["unit"],
         turn=_turn(old, new, gate),
-        move=_move(old, new, _bad_side(old, new)) if alike and old and new else "",
+        move="" if old is None or new is None else _claims_move(old, new),
         note="; ".join(_notes(old, new)),
     )
 
@@ -232,6 +234,23 @@ def _turn(old: Entry | None, new: Entry | None, gate: bool) -> Turn:
     if after == "survived" or (before, after) == ("falsified", "inconclusive"):
         return "better"
     return "changed"
+
+
+def _claims_move(old: Entry, new: Entry) -> Move:
+    """Of the number that decides in ``new``."""
+    if old["unit"] != new["unit"]:
+        return ""
+    before, after = (_decisive(entry) for entry in (old, new))
+    if before is None or after is None or before["name"] == after["name"]:
+        return _move(old, new, _bad_side(old, new))
+    same = _leg_named(old, after)
+    return "another" if same is None else _move(same, after, _bad_side(new, old))
+
+
+def _leg_named(entry: Entry, leg: Entry) -> Entry | None:
+    """The leg of ``entry`` that is ``leg`` by name and unit."""
+    named = (leg["name"], leg["unit"])
+    return next((one for one in entry["legs"] if (one["name"], one["unit"]) == named), None)
 
 
 def _move(old: Entry, new: Entry, bad: int) -> Move:
@@ -280,8 +299,7 @@ def _told(leg: Entry) -> int:
 
 def _decisive(entry: Entry) -> Entry | None:
     """The leg whose numbers the row shows."""
-    shown = ("estimate", "interval", "n", "unit")
-    return next((leg for leg in entry["legs"] if all(leg[key] == entry[key] for key in shown)), None)
+    return next((leg for leg in entry["legs"] if _numbers_of(leg) == _numbers_of(entry)), None)
 
 
 def _notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
@@ -294,11 +312,17 @@ def _notes(old: Entry | None, new: Entry | None) -> Iterator[str]:
     if old["unit"] != new["unit"]:
         yield f"another quantity: {old['unit']} → {new['unit']}"
         return
-    if old["threshold"] != new["threshold"]:
+    if None not in (old["threshold"], new["threshold"]) and old["threshold"] != new["threshold"]:
         yield f"another threshold: {_threshold(old)} → {_threshold(new)}"
     before, after = (_decisive(entry) for entry in (old, new))
     if before and after and before["name"] != after["name"]:
-        yield f"another leg decides: {before['name']} → {after['name']}"
+        same = _leg_named(old, after)
+        was = "" if same is None else f" (before {claim_rows([{**old, **_numbers_of(same)}])[0]['estimate'].text})"
+        yield f"another leg decides: {before['name']} → {after['name']}{was}"
+
+
+def _numbers_of(leg: Entry) -> dict[str, Any]:
+    return {key: leg[key] for key in ("estimate", "interval", "n", "unit")}
 
 
 def _threshold(entry: Entry) -> str:
@@ -321,7 +345,7 @@ def _point(old: Entry | None, new: Entry | None) -> Change:
     ]
     if differing and move == "":
         move = "changed"
-    notes = [f"{column} {_flat(shown[0][column].text)} → {_flat(shown[1][column].text)}" for column in differing]
+    notes = [f"{column} {_apart(shown[0][column].text, shown[1][column].text)}" for column in differing]
     return Change(
         kind="point",
         name=given["name"],
@@ -336,8 +360,13 @@ def _point(old: Entry | None, new: Entry | None) -> Change:
     )
 
 
-def _flat(text: str) -> str:
-    return ", ".join(text.split("\n"))
+def _apart(old: str, new: str) -> str:
+    """``new, before old``; of cells of several lines those that differ, where they have as many."""
+    lines = [text.split("\n") for text in (old, new)]
+    if len(lines[0]) == len(lines[1]):
+        differ = [place for place, (before, after) in enumerate(zip(*lines, strict=True)) if before != after]
+        lines = [[side[place] for place in differ] for side in lines]
+    return f"{', '.join(lines[1])} (before {', '.join(lines[0])})"
 
 
 def _rise(entry: Entry) -> Entry:

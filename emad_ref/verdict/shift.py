@@ -6,11 +6,11 @@ Newcombe 1998): with d = x₂ − x₁ and intervals [l₁, u₁] and [l₂, u�
     d − √((x₂ − l₂)² + (u₁ − x₁)²)  ≤  θ₂ − θ₁  ≤  d + √((u₂ − x₂)² + (x₁ − l₁)²)
 
 at that level, for estimates that are independent; bounds need not be symmetric. A number moved where this excludes 0:
-then each estimate lies outside the other's interval, but the intervals may overlap. That they do not is not the rule: it
-finds too little (Schenker & Gentleman 2001). Runs on the same documents are not independent but alike, which
-makes the interval too wide: then fewer moves are found than there are, never more. Two runs know no documents in
-common, so nothing better can be had from their reports. Each number is judged on its own, without correction: of 20
-that stand still in independent runs, one is expected to seem moved.
+then each estimate lies outside the other's interval, though the intervals may overlap. To ask that they do not would
+find too little (Schenker & Gentleman 2001). Runs on the same documents are not independent but alike, which makes the
+interval too wide: then fewer moves are found than there are, never more. Reports do not hold what each document gave,
+so nothing better can be had from them. Each number is judged on its own, without correction: of 20 that stand still in
+independent runs, one is expected to seem moved.
 """
 
 from __future__ import annotations

@@ -115,15 +115,30 @@ def test_a_number_that_did_not_move_says_why(old, new, move):
     assert only(of(numbers(*old)), of(numbers(*new))).move == move
 
 
-def test_other_quantities_are_not_compared_and_other_thresholds_and_legs_are_named():
+def test_other_quantities_are_not_compared_and_other_thresholds_are_named():
     old = verdict("falsified", estimate=0.5, interval=(0.4, 0.6), legs=()) | {"unit": "accuracy drop"}
     change = only(of(old), of(verdict("falsified", legs=())))
     assert (change.move, change.note) == ("", "another quantity: accuracy drop → relative rise")
     change = only(of(verdict(threshold=0.02)), of(verdict()))
     assert change.note == "another threshold: +2.00 % → +1.00 %"
-    legs = [Leg(name, "falsified", 0.03125, (0.0211, 0.0419), 1234, 0.01, "relative rise") for name in ("x", "y")]
-    change = only(of(verdict(legs=legs[:1])), of(verdict(legs=legs[1:])))
-    assert change.note == "another leg decides: x → y"
+    assert only(of(verdict(threshold=None)), of(verdict())).note == ""
+
+
+def test_where_another_leg_decides_it_is_compared_with_itself_or_with_nothing():
+    def leg(name, estimate):
+        bounds = (estimate - 0.001, estimate + 0.001)
+        return Leg(name, "falsified", estimate, bounds, 9, 0.01, "relative rise")
+
+    def decided_by(leg, *others):
+        found = {"estimate": leg.estimate, "interval": leg.interval, "n": 9}
+        return of(verdict("falsified", legs=(*others, leg), **found))
+
+    old, new = leg("x", 0.03), leg("y", 0.05)
+    change = only(decided_by(old), decided_by(new, old))
+    assert (change.status, change.note) == ("another leg", "another leg decides: x → y")
+    change = only(decided_by(old, leg("y", 0.02)), decided_by(new, old))
+    assert (change.move, change.note) == ("worse", "another leg decides: x → y (before +2.00 %)")
+    assert only(decided_by(old, new), decided_by(new, old)).move == ""
 
 
 # ---------------------------------------------------------------- which rows belong together
@@ -150,10 +165,14 @@ def test_points_go_by_name_and_else_by_their_role():
     new["interval"] = [0.04, 0.06]
     change = only(of(points=[old]), of(points=[new]))
     assert (change.name, change.move, change.status) == ("emad m=0.21", "worse", "moved for worse")
-    assert "depth 7.25 → 8.00" in change.note
-    assert "rise" not in change.note
+    assert change.note == "point emad m=0.21 (before emad m=0.20); depth 8.00 (before 7.25)"
     same = only(of(points=[old]), of(points=[old | {"mean_depth": 8.0}]))
     assert same.status == "another number"
+    scores = [{"recall": [0.9, 0.8825], "chart": [0.5, right]} for right in (0.5, 0.25)]
+    tasks = only(*(of(points=[old | {"accuracy": score}]) for score in scores))
+    assert tasks.note == "accuracy chart 0.500 → 0.250 (before chart 0.500 → 0.500)"
+    fewer = only(of(points=[old | {"accuracy": scores[0]}]), of(points=[old]))
+    assert fewer.note.endswith("recall 0.900 → 0.882 (before recall 0.900 → 0.882, chart 0.500 → 0.500)")
     assert only(of(points=[old]), of(points=[old])).status == "as before"
     assert only(of(points=[old]), of(points=[])).status == "only old"
 
