@@ -4,8 +4,9 @@
     emad compare old/ new/ --fail-on verdict
     emad compare old/ new/ --markdown >> "$GITHUB_STEP_SUMMARY"
 
-The status is 0 where nothing got worse, 1 where something did, 2 where a report cannot be compared: missing, damaged,
-or of a run that did not come to its end. What counts is chosen by ``--fail-on``, each word including those before it:
+The status is 0 where nothing got worse, 1 where something did, 2 where a report cannot be compared: missing, damaged, of
+a run that did not come to its end, or without anything that the other one has. What counts is chosen by ``--fail-on``,
+each word including those before it:
 
     never      nothing: the status says only whether the reports could be read
     gate       a row that gates survived and does not any more (or is gone), or is falsified and was not;
@@ -73,6 +74,10 @@ def compare(args: argparse.Namespace) -> int:
         return UNCOMPARABLE
     found = comparing.compare(*reports)
     failing = [change for change in found.changes if FAIL_ON[args.fail_on](change)]
+    if not (found.compared or failing):
+        alone = f"no claim, point or test of {args.old} is in {args.new} too"
+        print(f"emad: {alone}: nothing can be compared; run the same suites for both", file=sys.stderr)
+        return UNCOMPARABLE
     shown = markdown(found, args.verbose) if args.markdown else text(found, args.verbose)
     print("\n".join([*shown, _said(failing, args.fail_on)]))
     return WORSE if failing else 0
@@ -88,7 +93,8 @@ def _said(failing: Sequence[Change], fail_on: str) -> str:
 def _headline(found: Comparison) -> str:
     counts = {status: sum(change.status == status for change in found.changes) for status in _sections(every=True)}
     told = [f"{count} {status}" for status, count in counts.items() if count]
-    return ", ".join(told) or "no row in either report"
+    tests = [f"{found.tests} test{'' if found.tests == 1 else 's'} as before"] if found.tests else []
+    return ", ".join(told + tests)
 
 
 def _sections(every: bool) -> dict[str, str]:

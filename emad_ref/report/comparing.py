@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from emad_ref.report.likeness import label, short_name, unlike
@@ -124,12 +124,21 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``old`` and ``new``: what people call the runs. ``unlike``: why it is not like for like, a phrase each."""
+    """``old`` and ``new``: what people call the runs. ``unlike``: why it is not like for like, a phrase each.
+
+    ``tests``: how many tests that ask no claim ended alike in both; those that did not are among ``changes``.
+    """
 
     old: str
     new: str
     unlike: list[str]
-    changes: list[Change] = field(default_factory=list)
+    changes: list[Change]
+    tests: int
+
+    @property
+    def compared(self) -> bool:
+        """Whether anything stands in both reports."""
+        return self.tests > 0 or any(change.old.there and change.new.there for change in self.changes)
 
 
 def compare(old: Report, new: Report) -> Comparison:
@@ -142,7 +151,10 @@ def compare(old: Report, new: Report) -> Comparison:
         require_complete(report, name)
     claims = [_claim(*pair) for pair in _paired(old["claims"], new["claims"], "id", ())]
     points = [_point(*pair) for pair in _paired(old["points"], new["points"], "name", ("roles",))]
-    return Comparison(label(old), label(new), unlike(old, new), [*claims, *points, *_tests(old, new)])
+    pairs = list(_tests(old, new))
+    tests = [_test(*pair) for pair in pairs if pair[0]["outcome"] != pair[1]["outcome"]]
+    rows = [*claims, *points, *tests]
+    return Comparison(label(old), label(new), unlike(old, new), rows, len(pairs) - len(tests))
 
 
 def changes(old: Report, new: Report) -> list[dict[str, str]]:
@@ -382,25 +394,26 @@ def _point_side(entry: Entry | None) -> Side:
 # ---------------------------------------------------------------- tests
 
 
-def _tests(old: Report, new: Report) -> Iterator[Change]:
-    """Shipped tests whose outcome changed, but for those that ask a claim: its verdict is a row already."""
-    before = {entry["nodeid"]: entry for entry in old.get("tests", ()) if entry["shipped"]}
-    for entry in new.get("tests", ()):
-        was = before.get(entry["nodeid"])
-        if was is None or was["outcome"] == entry["outcome"] or ASKS in was["shipped"]:
-            continue
-        yield Change(
-            kind="test",
-            name=entry["nodeid"],
-            model="",
-            gate=True,
-            old=Side(verdict=was["outcome"]),
-            new=Side(verdict=entry["outcome"]),
-            unit="",
-            turn=_test_turn(was, entry),
-            move="",
-            note=str(entry["reason"]).partition("\n")[0],
-        )
+def _tests(old: Report, new: Report) -> Iterator[tuple[Entry, Entry]]:
+    """Shipped tests of both, but for those that ask a claim: its verdict is a row already."""
+    asked = [entry for entry in old.get("tests", ()) if entry["shipped"] and ASKS not in entry["shipped"]]
+    before = {entry["nodeid"]: entry for entry in asked}
+    yield from ((before[entry["nodeid"]], entry) for entry in new.get("tests", ()) if entry["nodeid"] in before)
+
+
+def _test(old: Entry, new: Entry) -> Change:
+    return Change(
+        kind="test",
+        name=new["nodeid"],
+        model="",
+        gate=True,
+        old=Side(verdict=old["outcome"]),
+        new=Side(verdict=new["outcome"]),
+        unit="",
+        turn=_test_turn(old, new),
+        move="",
+        note=str(new["reason"]).partition("\n")[0],
+    )
 
 
 def _test_turn(old: Entry, new: Entry) -> Turn:

@@ -182,7 +182,7 @@ def test_verify_and_compare_pass_a_whole_report_that_is_no_worse(runner: Runner)
     for step in ("Verify", "Compare"):
         done = runner.run(step)
         assert done.returncode == 0, done.stdout + done.stderr
-    assert runner.summary.read_text(encoding="utf-8").startswith("### emad compare: 1 as before")
+    assert runner.summary.read_text(encoding="utf-8").startswith("### emad compare: 1 as before, ")
 
 
 def test_verify_fails_a_report_that_is_missing_or_short_of_a_test(runner: Runner) -> None:
@@ -236,4 +236,5 @@ def test_the_job_judges_the_decoder_and_its_base_and_passes(runner: Runner) -> N
     assert reports["report"]["decoder"]["name"] == "the pull request's"
     assert reports["base"]["decoder"]["name"] == "hook of plugin plain (plain_decoder, plain-decoder 0.1)"
     assert (runner.home / "report" / "report.md").is_file()
+    assert re.match(r"### emad compare: \d\d tests as before\n", runner.summary.read_text(encoding="utf-8"))
     assert "Passes by --fail-on verdict" in runner.summary.read_text(encoding="utf-8")

@@ -199,6 +199,20 @@ def test_tests_that_break_or_are_left_undecided_are_worse(old, new, turn):
     assert compare(of(tests=[passed(asks, **old)]), of(tests=[passed(asks, **new)])).changes == []
 
 
+def test_tests_that_ended_alike_are_counted(tmp_path, capsys):
+    tests = [passed(f"suites/invariants/test_depth.py::test_{name}") for name in ("a", "b")]
+    status, lines, _ = compared(tmp_path, capsys, of(tests=tests), of(tests=[*tests, passed("more", shipped=None)]))
+    assert status == 0
+    assert "2 tests as before" in lines
+
+
+@pytest.mark.parametrize(("old", "new"), [(of(), of()), (of(verdict("falsified")), of(verdict("survived", E1)))])
+def test_reports_without_anything_in_common_are_status_2(tmp_path, capsys, old, new):
+    status, lines, err = compared(tmp_path, capsys, old, new)
+    assert (status, lines) == (2, [])
+    assert "nothing can be compared; run the same suites for both" in err
+
+
 # ---------------------------------------------------------------- what people read
 
 
