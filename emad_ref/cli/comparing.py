@@ -4,9 +4,9 @@
     emad compare old/ new/ --fail-on verdict
     emad compare old/ new/ --markdown >> "$GITHUB_STEP_SUMMARY"
 
-The status is 0 where nothing got worse, 1 where something did, 2 where a report cannot be compared: missing, damaged, of
-a run that did not come to its end, or without anything that the other one has. What counts is chosen by ``--fail-on``,
-each word including those before it:
+The status is 0 where nothing got worse, 1 where something did, 2 where a report cannot be compared: missing, damaged,
+of a run that did not come to its end, or without anything that the other one has. What counts is chosen by
+``--fail-on``, each word including those before it:
 
     never      nothing: the status says only whether the reports could be read
     gate       a row that gates survived and does not any more (or is gone), or is falsified and was not;
