@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load": "emad_ref.models.loading",
+    "weights_folder": "emad_ref.models.loading",
     "Stepper": "emad_ref.models.stepper",
     "CausalStepper": "emad_ref.models.causal",
     "Seq2SeqStepper": "emad_ref.models.seq2seq",
@@ -35,6 +36,7 @@ _HOMES = {
     "SwitchingRule": "emad_ref.decoding.switching",
     "switch": "emad_ref.decoding.switching",
     "speculate": "emad_ref.decoding.speculative",
+    "adaptive": "emad_ref.decoding.custom_generate",
     "self_speculate": "emad_ref.decoding.selfdraft",
     "WalkedDecoder": "emad_ref.decoding.walked",
     "flops": "emad_ref.meters.flops",
