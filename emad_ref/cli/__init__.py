@@ -10,10 +10,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+import shtab
+
 from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merge_arguments
 from emad_ref.cli.comparing import compare, compare_arguments
 from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judging import judge, judge_arguments
+from emad_ref.cli.parsing import Parser, VerbParser, Versions, actions_of, examples
 from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
@@ -48,14 +51,27 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "temperature": (-1000, 1000),
 }
 
+# What a shell offers where an argument of this name is due.
+COMPLETED = dict.fromkeys(("FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
+
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="emad", description="Adaptive-depth decoding on the command line.")
-    verbs = top.add_subparsers(dest="verb", required=True)
+    top = Parser(prog="emad", description="Adaptive-depth decoding on the command line.")
+    top.add_argument("--version", action=Versions, help="print versions and exit")
+    shtab.add_argument_to(top, "--print-completion", help="print a completion script of this shell and exit")
+    examples(
+        top,
+        "emad --version",
+        "emad --print-completion bash > ~/.local/share/bash-completion/completions/emad",
+    )
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=VerbParser)
     for run, arguments in VERBS:
-        sub = verbs.add_parser(run.__name__, help=run.__doc__)
+        sub = verbs.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
         sub.set_defaults(run=run)
         arguments(sub)
+    for action in actions_of(top):
+        if action.metavar in COMPLETED:
+            action.complete = COMPLETED[action.metavar]  # type: ignore[attr-defined]  # what shtab reads
     return top
 
 

@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.texts import CORPUS, DOCUMENTS, stepper_of, windows_of
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.files import remove, require_writable
+from emad_ref.models.required import require_documents
+from emad_ref.text.documents import CORPUS, DOCUMENTS
 
 if TYPE_CHECKING:
     from emad_ref.calibration.profile import Profile
     from emad_ref.models.loading import Loaded
-    from emad_ref.models.stepper import Stepper
 
 DECILES = tuple(tenth / 10 for tenth in range(1, 10))
 
@@ -32,14 +33,15 @@ def calibrate(args: argparse.Namespace) -> None:
 
     require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
     loaded = load(args.model)
-    stepper = stepper_of(loaded)
+    require_documents(loaded)
+    stepper = loaded.stepper
     dtype = str(stepper.dtype).removeprefix("torch.")
     probes = tuple(args.probes) if args.probes else strided(args.stride, stepper.layers) if args.stride else None
     probes = default_probes(stepper.layers) if probes is None else probes
     require_probes(probes, stepper.layers)
     for quantile in args.quantiles or ():
         require_quantile(quantile)
-    corpora = corpora_of(args, loaded, stepper)
+    corpora = corpora_of(args, loaded)
     plan = Plan(
         model=loaded.name,
         fingerprint=loaded.fingerprint,
@@ -74,13 +76,15 @@ def document_limit(args: argparse.Namespace) -> int | None:
     return DOCUMENTS if args.documents is None and args.tokens is None else args.documents
 
 
-def corpora_of(args: argparse.Namespace, loaded: Loaded, stepper: Stepper) -> dict[str, Any]:
+def corpora_of(args: argparse.Namespace, loaded: Loaded) -> dict[str, Any]:
     """Name → its windows, from the first at every call."""
+    from emad_ref.tuning import windows_of
+
     names = args.corpus or [CORPUS]
     if len(set(names)) < len(names):
         raise BadArgument("corpus", names, "each corpus once", "its tokens would count twice")
     reading = {"data": args.data, "limit": document_limit(args)}
-    opened = {name: partial(windows_of, loaded, stepper, name, "calibrate", **reading) for name in names}
+    opened = {name: partial(windows_of, loaded, name, "calibrate", **reading) for name in names}
     for again in opened.values():
         again()  # a misspelled second corpus is no reason to lose the pass over the first
     return opened
@@ -154,22 +158,34 @@ def merge(args: argparse.Namespace) -> None:
 
 
 def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model")
-    sub.add_argument("out", type=Path)
-    sub.add_argument("--corpus", action="append", help=f"may be given again; {CORPUS} by default")
-    sub.add_argument("--data", type=Path)
-    sub.add_argument("--tokens", type=int, help="decided positions to read of each corpus")
-    sub.add_argument("--documents", type=int, help=f"windows to read of each corpus; {DOCUMENTS} without --tokens")
+    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    sub.add_argument("out", type=Path, metavar="OUT", help="the profile to write, JSON")
+    sub.add_argument("--corpus", action="append", metavar="CORPUS",
+                     help=f"as emad world takes it, or self; may be given again; {CORPUS} by default")  # fmt: skip
+    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
+    sub.add_argument("--tokens", type=int, metavar="N", help="decided positions to read of each corpus")
+    sub.add_argument("--documents", type=int, metavar="N",
+                     help=f"windows to read of each corpus; {DOCUMENTS} without --tokens")  # fmt: skip
     read = sub.add_mutually_exclusive_group()
-    read.add_argument("--probes", type=int, nargs="+", help="layers")
+    read.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
     read.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every so many layers")
     sorted_by = sub.add_mutually_exclusive_group()
     sorted_by.add_argument("--bins", default="none", help="one or two of position,confidence,frequency")
     sorted_by.add_argument("--bins-of", type=Path, metavar="PROFILE", help="its bins, so that the two can be merged")
-    sub.add_argument("--quantiles", type=float, nargs="*", help="to print beside the means; deciles if none is named")
+    sub.add_argument("--quantiles", type=float, nargs="*", metavar="Q",
+                     help="to print beside the means; deciles if none is named")  # fmt: skip
     sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    examples(
+        sub,
+        "emad calibrate emad-tiny profile.json",
+        "emad calibrate emad-tiny profile.json --documents 20 --probes 4 8",
+        "emad calibrate ./llama profile.json --corpus wikitext --data ./data --tokens 100000 --stride 4 --resume",
+        "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,confidence",
+        "emad calibrate emad-tiny b.json --corpus notes.txt --bins-of a.json --quantiles 0.25 0.5",
+    )
 
 
 def merge_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("out", type=Path)
-    sub.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE")
+    sub.add_argument("out", type=Path, metavar="OUT", help="the profile to write, JSON")
+    sub.add_argument("profiles", type=Path, nargs="+", metavar="PROFILE", help="of one model, with the same probes")
+    examples(sub, "emad merge both.json a.json b.json")

@@ -1,41 +1,132 @@
-"""``emad generate`` and ``emad world``: text, a model's own and that of a corpus."""
+"""``emad generate`` and ``emad world``: text, a model's own and that of a corpus.
+
+What ``generate`` writes depends on who reads it. A terminal sees the text as it grows, each token in the colour of its
+depth. A pipe gets JSON lines, one object per token, as it grows:
+
+    {"text": " Ben", "token": 477, "depth": 4, "layers": 12, "model": "emad-tiny"}
+
+``text`` is escaped as JSON is, to ASCII. The parts of a character that takes several tokens have an empty ``text`` but
+the last; all texts together are what was written.
+"""
 
 from __future__ import annotations
 
 import argparse
-from itertools import islice
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import chain, groupby, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from emad_ref.cli.texts import stepper_of, tokenizer_of
-from emad_ref.record import DECODE
+from emad_ref.cli.colours import Colours, colours_of, legend, legend_of_two, painted, visible
+from emad_ref.cli.parsing import examples
+from emad_ref.errors import BadArgument
+from emad_ref.text.documents import CORPUS, SPLITS
+
+if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
+    from emad_ref.decoding.streaming import Piece
+    from emad_ref.models.loading import Loaded
+    from emad_ref.point import OperatingPoint
+
+FORMATS = ("auto", "text", "jsonl")
+WHEN = ("auto", "always", "never")
+THRESHOLD_BITS = 1.0
+ONLY_WITH = {"margin": "profile", "threshold": "small_model", "window": "small_model", "least_run": "small_model"}
 
 
 def generate(args: argparse.Namespace) -> None:
-    """Continue a prompt at adaptive depth and show the depth of every token."""
-    import numpy as np
-
-    from emad_ref.calibration.profile import load_profile
-    from emad_ref.decoding.walked import WalkedDecoder
+    """Continue a prompt, or answer a source, and show the depth of every token."""
     from emad_ref.models.loading import load
-    from emad_ref.point import full_depth
-    from emad_ref.protocol import Prompt
 
+    for name, other in ONLY_WITH.items():
+        if getattr(args, name) is not None and getattr(args, other) is None:
+            raise BadArgument(name, getattr(args, name), f"--{other.replace('_', '-')} beside it", "it is about that")
     loaded = load(args.model)
-    stepper = stepper_of(loaded)
-    point = full_depth(stepper.layers)
-    if args.profile:
+    small = None if args.small_model is None else load(args.small_model)
+    pieces = _pieces(args, loaded, small)
+    pieces = chain([next(pieces)], pieces)  # what is refused is refused before a line is written
+    if args.format == "jsonl" or (args.format == "auto" and not sys.stdout.isatty()):
+        for piece in pieces:
+            print(json.dumps(asdict(piece)), flush=True)
+        return
+    between = "\n" if loaded.model.config.is_encoder_decoder else ""
+    names = None if small is None else (small.name, loaded.name)
+    _show(pieces, args.prompt + between, names, _colours(args.color))
+
+
+def _colours(when: str) -> Colours:
+    if when == "always":
+        return colours_of({**os.environ, "NO_COLOR": ""}, terminal=True)
+    return colours_of(os.environ, when == "auto" and sys.stdout.isatty())
+
+
+def _pieces(args: argparse.Namespace, loaded: Loaded, small: Loaded | None) -> Iterator[Piece]:
+    from emad_ref.decoding.streaming import stream, stream_pair
+    from emad_ref.decoding.switching import SwitchingRule
+
+    if small is None:
+        point = _point(args, loaded)
+        return stream(loaded, args.prompt, point, args.tokens, temperature=args.temperature, seed=args.seed)
+    given = {"window": args.window, "least_run": args.least_run}
+    rule = SwitchingRule(
+        THRESHOLD_BITS if args.threshold is None else args.threshold,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    return stream_pair(small, loaded, args.prompt, rule, args.tokens, temperature=args.temperature, seed=args.seed)
+
+
+def _point(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
+    """EMAD from a profile, softmax response from a confidence, else full depth."""
+    from emad_ref.calibration.profile import load_profile
+    from emad_ref.point import full_depth
+    from emad_ref.policy.early_exit import early_exit
+
+    stepper = loaded.stepper
+    if args.profile is not None:
         profile = load_profile(args.profile)
         profile.require(loaded.fingerprint, str(stepper.dtype).removeprefix("torch."))
-        point = profile.point(args.margin)
-    opening = [] if loaded.opening is None else [loaded.opening]
-    tokenizer = tokenizer_of(loaded)
-    ids = opening + tokenizer.encode(args.prompt, add_special_tokens=False)
-    decoder = WalkedDecoder(stepper, point, seed=args.seed, temperature=args.temperature)
-    stop = frozenset() if loaded.opening is None else frozenset({loaded.opening})
-    record = decoder.generate([Prompt(np.array(ids))], args.tokens, stop)
-    depth = record.tokens.of(0, DECODE).depth
-    print(args.prompt + tokenizer.decode(record.emitted[0].tolist()))
-    print(f"depths: {' '.join(map(str, depth.tolist()))}  (mean {depth.mean():.2f} of {stepper.layers})")
+        return profile.point(args.margin or 0.0)
+    if args.confidence is not None:
+        return early_exit("softmax_response", stepper.layers, stepper.vocabulary, 1, args.confidence)
+    return full_depth(stepper.layers)
+
+
+def _show(pieces: Iterator[Piece], prompt: str, pair: tuple[str, str] | None, colours: Colours) -> None:
+    """The legend, the text as it grows, and how deep it went; token by token where colours cannot say so.
+
+    ``pair``: names of the small and the large model, whose tokens then get the two ends of the scale.
+    """
+    width = shutil.get_terminal_size().columns
+    shown: list[Piece] = []
+    for piece in pieces:
+        if not shown:
+            if colours != "none":
+                print(legend(piece.layers, colours, width) if pair is None else legend_of_two(pair, colours, width))
+            print(visible(prompt), end="")
+        shown.append(piece)
+        at, of = (piece.depth, piece.layers) if pair is None else (1 + pair.index(piece.model), 2)
+        print(painted(visible(piece.text), at, of, colours), end="", flush=True)
+    print()
+    for line in _summary(shown, pair, by_token=colours == "none"):
+        print(textwrap.fill(line, width))
+
+
+def _summary(shown: list[Piece], pair: tuple[str, str] | None, by_token: bool) -> Iterator[str]:
+    count = f"{len(shown)} token{'s' * (len(shown) != 1)}"
+    if pair is None:
+        if by_token:
+            yield f"depths: {' '.join(str(piece.depth) for piece in shown)}"
+        yield f"{count}, mean depth {sum(piece.depth for piece in shown) / len(shown):.2f} of {shown[0].layers}"
+        return
+    models = [piece.model for piece in shown]
+    if by_token:
+        yield f"models: {', '.join(f'{name} × {len(list(run))}' for name, run in groupby(models))}"
+    yield f"{count}, {models.count(pair[1])} of them by {pair[1]}"
 
 
 def world(args: argparse.Namespace) -> None:
@@ -47,16 +138,42 @@ def world(args: argparse.Namespace) -> None:
 
 
 def generate_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model")
-    sub.add_argument("prompt")
-    sub.add_argument("--profile", type=Path, help="written by emad calibrate; without it, full depth")
-    sub.add_argument("--margin", type=float, default=0.0, help="nats")
-    sub.add_argument("--tokens", type=int, default=48)
-    sub.add_argument("--temperature", type=float, default=0.0)
-    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name; of a pair the large one")
+    sub.add_argument("prompt", metavar="PROMPT", help="what to continue; the source of an encoder-decoder such as T5")
+    rule = sub.add_mutually_exclusive_group()
+    rule.add_argument("--profile", type=Path, metavar="FILE",
+                      help="exit by EMAD: a profile written by emad calibrate; without a rule, full depth")  # fmt: skip
+    rule.add_argument("--confidence", type=float, metavar="P",
+                      help="exit early as CALM does, once the top-1 probability is at least P")  # fmt: skip
+    rule.add_argument("--small-model", metavar="MODEL", help="take turns with this one by entropy (EAD)")
+    sub.add_argument(
+        "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
+    )
+    sub.add_argument("--threshold", type=float, metavar="BITS",
+                     help=f"with --small-model: what calls the large one; {THRESHOLD_BITS:g} by default")  # fmt: skip
+    sub.add_argument("--window", type=int, metavar="TOKENS", help="with --small-model: of that mean; 5 by default")
+    sub.add_argument("--least-run", type=int, metavar="TOKENS",
+                     help="with --small-model: before the next change; 10 by default")  # fmt: skip
+    sub.add_argument("--tokens", type=int, default=48, metavar="N", help="new tokens at most; 48 by default")
+    sub.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0, the default, is greedy")
+    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of what --temperature draws; 0 by default")
+    sub.add_argument("--format", choices=FORMATS, default="auto",
+                     help="text, or one JSON object per token; auto: text in a terminal, jsonl in a pipe")  # fmt: skip
+    sub.add_argument("--color", choices=WHEN, default="auto",
+                     help="auto: in a terminal without NO_COLOR; always: in a pipe, too")  # fmt: skip
+    examples(
+        sub,
+        'emad generate emad-tiny "In the morning Kai went to the"',
+        'emad generate emad-tiny "Ben has 4 pens." --profile profile.json --margin 0.2 --tokens 24',
+        'emad generate emad-t5-tiny "question: where is Mia? context: Mia is in the barn." --confidence 0.9',
+        'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
+        'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
+        'emad generate emad-tiny "Ben has" --color always --format text | less -R',
+    )
 
 
 def world_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("corpus")
-    sub.add_argument("--split", default="evaluate")
-    sub.add_argument("--documents", type=int, default=3)
+    sub.add_argument("corpus", metavar="CORPUS", help=f"{CORPUS}, world:mixed, wikitext, pile, or a file or folder")
+    sub.add_argument("--split", default="evaluate", metavar="SPLIT", help=f"{', '.join(SPLITS)}; evaluate by default")
+    sub.add_argument("--documents", type=int, default=3, metavar="N", help="how many; 3 by default")
+    examples(sub, "emad world world:premise", "emad world world:mixed --split validate --documents 1")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument, EmadError, ends_the_run
 from emad_ref.evidence import values
 from emad_ref.evidence.pair.names import PairNames, pair_asked
@@ -230,10 +231,12 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
                      help="as --emad-only: ids or patterns, e.g. EMAD-F1,EMAD-R*")  # fmt: skip
     sub.add_argument("--corpus", type=read(values.corpus, "--corpus"), help="as --emad-corpus; by model by default")
     sub.add_argument("--data", type=read(values.folder, "--data"), metavar="DIR", help="folder with data sets")
-    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke")
-    sub.add_argument("--seed", type=read(values.seed, "--seed"), default=0, metavar="N")
-    sub.add_argument("--device", type=read(values.device, "--device"), default="cpu")
-    sub.add_argument("--dtype", choices=values.DTYPES, default="float32")
+    sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text; smoke by default")
+    sub.add_argument("--seed", type=read(values.seed, "--seed"), default=0, metavar="N",
+                     help="of texts and resampling; 0 by default")  # fmt: skip
+    sub.add_argument("--device", type=read(values.device, "--device"), default="cpu", metavar="DEVICE",
+                     help="as torch names it, or auto; cpu by default")  # fmt: skip
+    sub.add_argument("--dtype", choices=values.DTYPES, default="float32", help="of the weights; float32 by default")
     sub.add_argument("--decoder", type=read(address, "--decoder"), metavar="ADDRESS",
                      help="as --emad-decoder: exec:COMMAND or tcp:HOST:PORT, in place of ours")  # fmt: skip
     sub.add_argument("--decoder-timeout", type=read(values.seconds, "--decoder-timeout"), default=120.0,
@@ -259,9 +262,20 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--golden", type=read(values.folder, "--golden"), metavar="DIR",
                      help="known verdicts read before the shipped")  # fmt: skip
     sub.add_argument("--inconclusive", choices=INCONCLUSIVE, default="warn", help="what such a gating row does")
-    sub.add_argument("--require", type=read(values.some_of(REQUIREMENTS), "--require"), default=frozenset())
+    sub.add_argument("--require", type=read(values.some_of(REQUIREMENTS), "--require"), default=frozenset(),
+                     metavar="KINDS", help=f"what must be decided, of {', '.join(REQUIREMENTS)}")  # fmt: skip
     sub.add_argument(
         "--tables", dest="with_tables", action="store_true", help="also print what stands beside the verdicts"
+    )
+    examples(
+        sub,
+        "emad judge emad-tiny --claims EMAD-F1,EMAD-R1",
+        "emad judge emad-tiny --gate known --golden golden --seed 1 --tables",
+        "emad judge ./llama --corpus wikitext --data ./data --budget standard --device cuda --dtype bfloat16",
+        "emad judge emad-tiny --profile profile.json --margin 0.2 --inconclusive fail --require quality",
+        "emad judge emad-tiny --decoder 'exec:emad serve emad-tiny' --decoder-timeout 30 --gate-claims EMAD-E10",
+        "emad judge ./llama --lm-eval-tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
+        "emad judge emad-tiny --claims EAD-F1 --small-model emad-nano --large-model emad-tiny",
     )
 
 

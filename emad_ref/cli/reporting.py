@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_writable_folder
 
@@ -28,3 +29,4 @@ def report(args: argparse.Namespace) -> None:
 def report_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="written by pytest --emad-report")
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write; of a single report its own by default")
+    examples(sub, "emad report report/", "emad report runs/a runs/b --out pages/")

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence import values
 from emad_ref.evidence.study import Study
@@ -56,10 +57,16 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
     sub.add_argument("--tcp", metavar="HOST:PORT", help="a socket in place of the pipe; port 0: any, which is printed")
     sub.add_argument("--anywhere", action="store_true", help="let --tcp listen beyond the loopback interface")
-    sub.add_argument("--device", default="cpu")
-    sub.add_argument("--dtype", choices=values.DTYPES, default="float32")
+    sub.add_argument("--device", default="cpu", metavar="DEVICE", help="as torch names it, or auto; cpu by default")
+    sub.add_argument("--dtype", choices=values.DTYPES, default="float32", help="of the weights; float32 by default")
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
-    sub.add_argument("--seed", type=int, default=0, help="of random: and control: weights")
+    sub.add_argument("--seed", type=int, default=0, metavar="N", help="of random: and control: weights; 0 by default")
+    examples(
+        sub,
+        "emad serve emad-tiny",
+        "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
+        "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
+    )
 
 
 # ---------------------------------------------------------------- models

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.texts import require_documents
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.study import BUDGETS, Budget, Study
 from emad_ref.files import require_writable, write_atomically
+from emad_ref.models.required import require_documents
 
 if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
     from emad_ref.evidence.gathered import Evidence
@@ -113,9 +114,16 @@ WRITERS = {".csv": as_csv, ".json": as_json}
 
 
 def sweep_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("model")
-    sub.add_argument("--corpus", help="as --emad-corpus; chosen by model by default")
-    sub.add_argument("--data", type=Path)
+    sub.add_argument("model", metavar="MODEL", help="bundled name, folder or hub name of a decoder-only model")
+    sub.add_argument("--corpus", metavar="CORPUS", help="as emad world takes it; chosen by model by default")
+    sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
     sub.add_argument("--budget", choices=tuple(BUDGETS), default="smoke", help="how much text; smoke by default")
-    sub.add_argument("--documents", type=int, help="windows to read of each split; the budget's by default")
+    sub.add_argument(
+        "--documents", type=int, metavar="N", help="windows to read of each split; the budget's by default"
+    )
     sub.add_argument("--out", type=Path, metavar="FILE", help="FILE.json or FILE.csv")
+    examples(
+        sub,
+        "emad sweep emad-tiny --documents 40",
+        "emad sweep ./llama --corpus wikitext --data ./data --budget standard --out sweep.csv",
+    )

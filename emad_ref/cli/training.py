@@ -6,6 +6,8 @@ import argparse
 from importlib.resources import files
 from pathlib import Path
 
+from emad_ref.cli.parsing import examples
+
 
 def train(args: argparse.Namespace) -> None:
     """Train a bundled model again from its recipe."""
@@ -19,6 +21,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def train_arguments(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("name")
-    sub.add_argument("--out", type=Path, help="folder to write; the bundled one by default")
+    sub.add_argument("name", metavar="NAME", help="of the bundled model, e.g. emad-nano")
+    sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write; the bundled one by default")
     sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    examples(sub, "emad train emad-nano --out ./emad-nano", "emad train emad-nano --out ./emad-nano --resume")

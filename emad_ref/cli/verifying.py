@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import Report, read_report
@@ -86,6 +87,7 @@ def verify_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--require-suite", type=_words, default=(), metavar="NAMES",
                      help="all, or a comma list of suites that must have run, e.g. invariants,fidelity")  # fmt: skip
     sub.add_argument("--require-decoder", metavar="WHOSE", help="foreign, ours or the name of a plugin")
+    examples(sub, "emad verify report/ --require-suite all --require-decoder foreign")
 
 
 def _words(text: str) -> tuple[str, ...]:

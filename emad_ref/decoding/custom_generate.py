@@ -37,7 +37,7 @@ UNSHOWN = ("output_attentions", "output_hidden_states")
 
 @dataclass
 class AdaptiveOutput(GenerateDecoderOnlyOutput):
-    """As Transformers', and ``depths`` int64 [rows, new tokens]: blocks run for each token; 0 where there is padding."""
+    """As Transformers', and ``depths`` int64 [rows, new tokens]: blocks run for each token, 0 for padding."""
 
     depths: Tensor | None = None
 

@@ -22,7 +22,8 @@ only recorded.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -142,7 +143,7 @@ def switch(
     log, sampler = Log(), Sampler(len(prompts), temperature, seed)
     rows = [_Row(number, prompt, (small, large), rule, log) for number, prompt in enumerate(prompts)]
     for row in rows:
-        row.decode(sampler, max_new, stop)
+        deque(row.decode(sampler, max_new, stop), maxlen=0)
     return Switched(
         record=Record(
             tokens=log.tokens(),
@@ -156,6 +157,24 @@ def switch(
         rolling_bits=[np.array(row.rolling_bits) for row in rows],
         opening_work=_total((small, large), [row.opening_work for row in rows]),
     )
+
+
+def turns(
+    small: Partner,
+    large: Partner,
+    rule: SwitchingRule,
+    prompt: Prompt,
+    max_new: int,
+    *,
+    stop: frozenset[int] = frozenset(),
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[tuple[int, int]]:
+    """(token, model) as ``switch`` emits them after one prompt, each as soon as it is known. Raises as ``switch``."""
+    if max_new < 1:
+        raise BadArgument("max_new", max_new, "at least one new token")
+    require_prompts([prompt])
+    yield from _Row(0, prompt, (small, large), rule, Log()).decode(Sampler(1, temperature, seed), max_new, stop)
 
 
 @dataclass
@@ -176,7 +195,8 @@ class _Row:
     work: dict[int, Work | None] = field(default_factory=dict)
     opening_work: dict[int, Work | None] = field(default_factory=dict)
 
-    def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> None:
+    def decode(self, sampler: Sampler, max_new: int, stop: frozenset[int]) -> Iterator[tuple[int, int]]:
+        """(token, model) one by one; the row is complete once all are taken."""
         with ExitStack() as sessions:
             current, run = self.rule.start, 0
             seat = self._open(sessions, current, self.prompt, PROMPT, DECODE)
@@ -185,6 +205,7 @@ class _Row:
             _require_reachable(self.rule, logits.shape[-1])
             while True:
                 self._emit(logits, current, sampler)
+                yield self.history[-1], current
                 if self.history[-1] in stop:
                     self.reason = "stop token"
                 if self.reason == "stop token" or len(self.model) == max_new:

@@ -14,6 +14,8 @@ from typing import Literal
 Split = Literal["train", "calibrate", "validate", "evaluate"]
 SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
 
+CORPUS, DOCUMENTS = "world:premise", 200  # what is read where nothing else is asked for, and how many windows of it
+
 # One checksum bucket in eight for each split that measures, the rest to train on.
 _BUCKETS: tuple[Split, ...] = ("train",) * 5 + ("calibrate", "validate", "evaluate")
 

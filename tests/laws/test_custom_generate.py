@@ -1,4 +1,4 @@
-"""``model.generate(custom_generate=adaptive(point))``: Transformers' own tokens at full depth, our decoder's at any other.
+"""``custom_generate=adaptive(point)``: Transformers' own tokens at full depth, our decoder's at any other point.
 
 In float64 on random weights, so that no tie is broken by the order of a sum.
 """
@@ -95,8 +95,8 @@ def test_at_another_point_tokens_and_depths_are_our_decoders(model, halfway):
         assert found.depths[row, : len(emitted)].tolist() == depth.tolist()
         assert (found.sequences[row, width + len(emitted) :] == PAD).all()
         assert (found.depths[row, len(emitted) :] == 0).all()
-    assert 1 < len(np.unique(record.tokens.depth)), "otherwise nothing left early"
-    assert 1 < len({len(emitted) for emitted in record.emitted}), "otherwise no row ended before another"
+    assert len(np.unique(record.tokens.depth)) > 1, "otherwise nothing left early"
+    assert len({len(emitted) for emitted in record.emitted}) > 1, "otherwise no row ended before another"
 
 
 def test_an_encoder_decoder_reads_its_source_without_padding():
@@ -172,7 +172,7 @@ def test_a_cache_that_holds_tokens_is_refused(model):
 
 
 def test_a_point_of_another_model_is_refused(model):
-    with pytest.raises(BadArgument, match="point.layers"):
+    with pytest.raises(BadArgument, match=r"point\.layers"):
         generated(model, custom=adaptive(full_depth(LAYERS + 1)))
 
 

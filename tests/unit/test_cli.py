@@ -10,6 +10,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
 
 from emad_ref import cli
 from emad_ref.calibration import resume
@@ -36,6 +39,10 @@ JUDGED = ("calibrate", "validate", "evaluate")
 
 class Letters:
     """One token per character, so that no tokenizer has to be trained."""
+
+    eos_token_id = 0
+    backend_tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
+    backend_tokenizer.decoder = Fuse()
 
     def encode(self, text, *, add_special_tokens):
         assert not add_special_tokens
@@ -93,12 +100,44 @@ def test_calibrate_reads_a_file_or_the_models_own_text(small, tmp_path):
     assert load_profile(calibrated(tmp_path, "--corpus", "self")).corpus == "self"
 
 
-def test_generate_shows_the_text_and_a_depth_for_every_token(small, capsys):
-    assert cli.main(["generate", "small", "hello", "--tokens", "5"]) == 0
-    text, depths = capsys.readouterr().out.splitlines()
-    emitted = text.removeprefix("hello").count("<")
-    assert 1 <= emitted <= 5
-    assert depths == f"depths: {' '.join(['6'] * emitted)}  (mean 6.00 of 6)"
+def generated(capsys, *options):
+    assert cli.main(["generate", "small", "hello", *options]) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_generate_prints_an_object_per_token_to_a_pipe(small, capsys):
+    rows = generated(capsys, "--tokens", "5")
+    assert 1 <= len(rows) <= 5
+    for row in rows:
+        assert row == {"text": f"<{row['token']}>", "token": row["token"], "depth": 6, "layers": 6, "model": "small"}
+
+
+def test_generate_writes_text_where_it_is_asked_for(small, capsys, monkeypatch):
+    tokens = [row["token"] for row in generated(capsys, "--tokens", "12")]
+    monkeypatch.setenv("COLUMNS", "20")
+    assert cli.main(["generate", "small", "hello", "--tokens", "12", "--format", "text"]) == 0
+    text, *lines = capsys.readouterr().out.splitlines()
+    assert text == "hello" + "".join(f"<{token}>" for token in tokens)
+    depths = " ".join(["6"] * len(tokens))
+    assert " ".join(lines) == f"depths: {depths} {len(tokens)} tokens, mean depth 6.00 of 6"
+    assert max(map(len, lines)) <= 20
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [({}, "\x1b[38;5;"), ({"COLORTERM": "truecolor"}, "\x1b[38;2;"), ({"NO_COLOR": "1"}, None)],
+)
+def test_generate_colours_the_text_in_a_terminal(small, capsys, monkeypatch, environment, expected):
+    for name in ("NO_COLOR", "COLORTERM", "TERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli.main(["generate", "small", "hello", "--tokens", "4"]) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert ("\x1b" in first) is ("depth 1 " in first) is (expected is not None)
+    assert rest[0].startswith("hello" + (expected or "<")) if expected else first.startswith("hello<")
+    assert any(line.startswith("depths: ") for line in rest) is (expected is None), "colours say it already"
 
 
 def test_generate_exits_early_with_a_profile_and_not_above_the_margin(small, tmp_path, capsys):
@@ -106,21 +145,50 @@ def test_generate_exits_early_with_a_profile_and_not_above_the_margin(small, tmp
     capsys.readouterr()
 
     def mean(*options):
-        assert cli.main(["generate", "small", "hello", "--tokens", "12", "--profile", str(out), *options]) == 0
-        return float(capsys.readouterr().out.split("(mean ")[1].split()[0])
+        rows = generated(capsys, "--tokens", "12", "--profile", str(out), *options)
+        return sum(row["depth"] for row in rows) / len(rows)
 
     highest = max(load_profile(out).targets_nats)
     assert mean("--margin", "0") < LAYERS
     assert mean("--margin", f"{highest - 1e-6:.9f}") == LAYERS
 
 
+def test_generate_exits_early_at_a_confidence(small, capsys):
+    assert {row["depth"] for row in generated(capsys, "--confidence", "0")} == {1}
+    assert {row["depth"] for row in generated(capsys, "--confidence", "1.1")} == {LAYERS}
+
+
 def test_generate_samples_by_its_seed(small, capsys):
     def text(seed):
-        assert cli.main(["generate", "small", "hello", "--tokens", "8", "--temperature", "1", "--seed", seed]) == 0
-        return capsys.readouterr().out
+        return generated(capsys, "--tokens", "8", "--temperature", "1", "--seed", seed)
 
     assert text("1") == text("1")
     assert text("1") != text("2")
+
+
+def test_generate_by_a_pair_names_who_wrote(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    argv = ["generate", "emad-tiny", "Kai", "--small-model", "emad-nano", "--tokens", "12"]
+    argv += ["--threshold", "0.3", "--window", "2", "--least-run", "2"]
+    assert cli.main(argv) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["model"] for row in rows} == {"emad-tiny", "emad-nano"}
+    assert all(row["depth"] == row["layers"] for row in rows)
+    assert cli.main([*argv, "--format", "text"]) == 0
+    *text, runs, count = capsys.readouterr().out.splitlines()
+    assert "\n".join(text) == "Kai" + "".join(row["text"] for row in rows)
+    assert runs.startswith("models: emad-tiny × ")
+    assert count == f"12 tokens, {sum(row['model'] == 'emad-tiny' for row in rows)} of them by emad-tiny"
+
+
+def test_generate_lets_an_encoder_decoder_answer_its_source(capsys):
+    argv = ["generate", "emad-t5-tiny-tuned", "question: Where is Mia? context: Mia went to the barn.", "--tokens", "9"]
+    assert cli.main([*argv, "--confidence", "0.9"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["layers"] for row in rows} == {10}
+    assert min(row["depth"] for row in rows) < 10
+    assert cli.main([*argv, "--confidence", "0.9", "--format", "text"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == [argv[2], "".join(row["text"] for row in rows)]
 
 
 def test_world_prints_documents(capsys):
@@ -151,6 +219,8 @@ BAD = [
     (["calibrate", "small", "{tmp}/p.json", "--documents", "2", "--probes", "6"], "probes=(6,)"),
     (["generate", "small", "hi", "--tokens", "0"], "max_new=0"),
     (["generate", "small", "hi", "--tokens", "1000"], "positions="),
+    (["generate", "small", "hi", "--margin", "1"], "margin=1.0, but expected --profile beside it"),
+    (["generate", "small", "hi", "--least-run", "3"], "least_run=3, but expected --small-model beside it"),
     (["generate", "small", "hi", "--temperature", "-1"], "temperature=-1.0"),
     (["generate", "small", "hi", "--profile", "{tmp}/none.json"], "a readable JSON file"),
     (["sweep", "small", "--documents", "0"], "documents=0, but expected at least one window of each split"),
@@ -325,14 +395,14 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
 
 def test_a_model_without_a_tokenizer_reads_no_text(small, tmp_path, capsys):
     small.tokenizer = None
-    for argv in (["generate", "small", "hi"], ["calibrate", "small", str(tmp_path / "p.json")]):
+    for argv in ["calibrate", "small", str(tmp_path / "p.json")]:
         assert cli.main(argv) == 1
         assert "model='small', but expected a model with a tokenizer; pass the folder" in capsys.readouterr().err
 
 
 def test_an_encoder_decoder_is_no_model_of_documents(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(small.model.config, "is_encoder_decoder", True)
-    for argv in (["generate", "small", "hi"], ["calibrate", "small", str(tmp_path / "p.json")], ["sweep", "small"]):
+    for argv in (["calibrate", "small", str(tmp_path / "p.json")], ["sweep", "small"]):
         assert cli.main(argv) == 1
         assert "model='small', but expected a decoder-only model; an encoder-decoder reads" in capsys.readouterr().err
 

@@ -1,0 +1,155 @@
+"""Text as it is written, token by token, each with its depth: one model at a point, or a pair that takes turns.
+
+``stream`` and ``stream_pair`` write what ``WalkedDecoder.generate`` and ``switch`` would have returned at the end.
+
+A token is not a text: in a byte-level vocabulary a character may take several. The text of such tokens is empty but the
+last one's, which has the whole character; bytes that never become one stand as U+FFFD behind the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers.decoders import DecodeStream
+
+from emad_ref.decoding.pair import Partner, shared_vocabulary
+from emad_ref.decoding.sampling import Sampler
+from emad_ref.decoding.switching import LARGE, SwitchingRule, turns
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.loading import Loaded
+from emad_ref.models.required import tokenizer_of
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One new token: its ``text``, id, the blocks run for it, those its model has, and which model that was."""
+
+    text: str
+    token: int
+    depth: int
+    layers: int
+    model: str
+
+
+def stream(
+    model: Loaded,
+    text: str,
+    point: OperatingPoint | None = None,
+    tokens: int = 48,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[Piece]:
+    """Up to ``tokens`` tokens after ``text``, which an encoder-decoder reads as its source; full depth by default.
+
+    Raises:
+        BadArgument: a model without a tokenizer, no token at all to start from, and what the decoder refuses.
+    """
+    point = point or full_depth(model.geometry.layers)
+    decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
+    prompt = prompt_of(model, text)
+    found = decoded(decoder, prompt, tokens, stops_of(model))
+    read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
+    layers = model.geometry.layers
+    yield from _worded(model, read, ((token, depth, layers, model.name) for token, depth in found))
+
+
+def decoded(
+    decoder: WalkedDecoder, prompt: Prompt, tokens: int, stop: frozenset[int] = frozenset()
+) -> Iterator[tuple[int, int]]:
+    """(token, depth) as the decoder's ``generate`` emits them, each as soon as it is known."""
+    sampler = Sampler(1, decoder.temperature, decoder.seed)
+    session, arrival = decoder.begin([prompt], tokens)
+    with closing(session):
+        for left in range(tokens, 0, -1):
+            picked = sampler.pick(arrival.logits[:, -1], [0])
+            yield int(picked), int(arrival.depth[0, -1])
+            if int(picked) in stop or left == 1:
+                return
+            session.commit(session.length)
+            with torch.inference_mode():
+                arrival = session.advance(picked[:, None], None)
+
+
+def stream_pair(
+    small: Loaded,
+    large: Loaded,
+    text: str,
+    rule: SwitchingRule,
+    tokens: int = 48,
+    *,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> Iterator[Piece]:
+    """Up to ``tokens`` tokens after ``text`` of two models that take turns (EAD), each at full depth.
+
+    Raises:
+        BadArgument: models that do not read the same ids, and as ``stream``.
+    """
+    shared, models = shared_vocabulary(small, large), (small, large)
+    points = [full_depth(model.geometry.layers) for model in models]
+    partners = [
+        Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
+    ]
+    prompt = prompt_of(large, text)
+    found = turns(*partners, rule, prompt, tokens, stop=stops_of(large), temperature=temperature, seed=seed)
+    by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in found)
+    yield from _worded(models[LARGE], prompt.tokens, by)
+
+
+def prompt_of(model: Loaded, text: str) -> Prompt:
+    """``text`` behind the model's opening token, or as the source of an encoder-decoder."""
+    tokenizer = tokenizer_of(model)
+    opening = [] if model.opening is None else [model.opening]
+    if model.model.config.is_encoder_decoder:
+        return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))
+    return Prompt(np.array(opening + tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
+
+
+def stops_of(model: Loaded) -> frozenset[int]:
+    """Ids that end a text: the tokenizer's end of text, and, of a decoder-only model, what opens one."""
+    opening = None if model.model.config.is_encoder_decoder else model.opening
+    return frozenset(int(i) for i in (tokenizer_of(model).eos_token_id, opening) if i is not None)
+
+
+def _worded(model: Loaded, read: Iterable[int], found: Iterable[tuple[int, int, int, str]]) -> Iterator[Piece]:
+    """Pieces of (token, depth, layers, model's name) as they come, one token behind, so that the last is known."""
+    words = Words(tokenizer_of(model), read)
+    last: Piece | None = None
+    for token, depth, layers, name in found:
+        if last is not None:
+            yield last
+        last = Piece(words.add(token), token, depth, layers, name)
+    if last is not None:
+        yield Piece(last.text + words.rest(), last.token, last.depth, last.layers, last.model)
+
+
+class Words:
+    """Ids to text, one by one, after the ids ``read`` so far: a leading space depends on what stands before."""
+
+    def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
+        self._tokenizer, self._pending = tokenizer, list[int]()
+        self._stream = DecodeStream(skip_special_tokens=False)
+        for token in read:
+            self.add(int(token))
+        self._pending.clear()
+
+    def add(self, token: int) -> str:
+        """The text that ``token`` completes; empty where it is only part of a character."""
+        self._pending.append(token)
+        text = self._stream.step(self._tokenizer.backend_tokenizer, token)
+        if text is None:
+            return ""
+        self._pending.clear()
+        return str(text)
+
+    def rest(self) -> str:
+        """What is left of a character that never came."""
+        return str(self._tokenizer.decode(self._pending)) if self._pending else ""

@@ -1,0 +1,101 @@
+"""From a loaded model to an operating point in two calls: a profile of some text, then a margin chosen on other text.
+
+    calibrate on one split → profile → margin on a second → whatever is written with it, or judged, on a third
+
+The same reading, grid and bounds as the suites', on as much text as is asked for. What a choice is worth is for them to
+say: here stand no intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from emad_ref.calibration.profile import Profile
+from emad_ref.calibration.resume import Plan, calibrate
+from emad_ref.calibration.trace import TokenSequence, take_trace, window_of, windows
+from emad_ref.decoding.selftext import own_documents
+from emad_ref.errors import EmadError
+from emad_ref.models.loading import Loaded
+from emad_ref.models.required import require_documents, tokenizer_of
+from emad_ref.point import full_depth
+from emad_ref.policy.thresholds import default_probes
+from emad_ref.sweep.families import SETTINGS
+from emad_ref.sweep.grids import Spacing, emad_margins
+from emad_ref.sweep.losses import Loss, loss_table
+from emad_ref.sweep.select import PERPLEXITY_POINTS, PERPLEXITY_RELATIVE, cheapest_within_bounds
+from emad_ref.text.documents import CORPUS, DOCUMENTS, Split
+from emad_ref.text.sources import documents_of
+
+
+class NoMargin(EmadError):
+    """Every margin that exits at all loses more than the bounds allow."""
+
+
+def take_profile(
+    model: Loaded, corpus: str = CORPUS, documents: int = DOCUMENTS, *, data: Path | None = None
+) -> Profile:
+    """The entropy profile of at most ``documents`` windows of a corpus, probed where METHODS probes.
+
+    Raises:
+        BadArgument: an encoder-decoder, a model without a tokenizer, an unknown corpus, no window at all.
+        EmptyCorpus: a corpus without a window of two tokens.
+    """
+    stepper = model.stepper
+    plan = Plan(
+        model=model.name,
+        fingerprint=model.fingerprint,
+        dtype=str(stepper.dtype).removeprefix("torch."),
+        window=window_of(stepper.max_positions),
+        probes=default_probes(stepper.layers),
+        documents=documents,
+    )
+    reading = partial(windows_of, model, corpus, "calibrate", data=data, limit=documents)
+    return calibrate(stepper, plan, {corpus: reading})
+
+
+def choose_margin(
+    model: Loaded, profile: Profile, corpus: str = CORPUS, documents: int = DOCUMENTS, *, data: Path | None = None
+) -> Loss:
+    """The cheapest margin whose validation loss is within the bounds of METHODS: ``.point``, and what it costs there.
+
+    Raises:
+        BadProfile: the profile of another model.
+        NoMargin: none is.
+        BadArgument, EmptyCorpus: as ``take_profile``.
+    """
+    profile.require(model.fingerprint, str(model.stepper.dtype).removeprefix("torch."))
+    trace = take_trace(model.stepper, windows_of(model, corpus, "validate", data=data, limit=documents))
+    margins = emad_margins(profile, Spacing(trace, model.geometry), SETTINGS)
+    (reference,) = loss_table(trace, model.geometry, [full_depth(profile.layers)])
+    chosen = cheapest_within_bounds(loss_table(trace, model.geometry, margins), reference.perplexity)
+    if chosen is None:
+        raise NoMargin(
+            f"corpus={corpus!r}, but every margin loses more than {PERPLEXITY_POINTS:g} perplexity points or "
+            f"{PERPLEXITY_RELATIVE:.0%} there; full depth is what this model needs"
+        )
+    return chosen
+
+
+def windows_of(
+    model: Loaded, corpus: str, split: Split, *, data: Path | None = None, limit: int | None = None
+) -> Iterator[TokenSequence]:
+    """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
+
+    Raises:
+        BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
+            tokenizer.
+    """
+    require_documents(model)
+    stepper = model.stepper
+    window = window_of(stepper.max_positions)
+    if corpus == "self":
+        documents = own_documents(stepper, model.opening or 0, min(window, 256) - 1, split)
+    else:
+        tokenizer = tokenizer_of(model)
+        texts = documents_of(corpus, split, data=data)
+        documents = (np.array(tokenizer.encode(t, add_special_tokens=False), dtype=np.int64) for t in texts)
+    return windows(documents, window, model.opening, limit)

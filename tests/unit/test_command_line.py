@@ -1,0 +1,163 @@
+"""Every argument of ``emad`` is explained and shown in use; versions, completion, suggestions, colours."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from emad_ref import __version__, cli
+from emad_ref.cli.colours import colours_of, legend, legend_of_two, painted, visible
+from emad_ref.cli.parsing import examples_of
+
+TOP = cli.parser()
+(VERBS,) = (action for action in TOP._actions if isinstance(action, argparse._SubParsersAction))
+PARSERS = {"emad": TOP, **VERBS.choices}
+EXAMPLES = [(name, line) for name, parser in PARSERS.items() for line in examples_of(parser)]
+
+
+def arguments(parser):
+    return [action for action in parser._actions if not isinstance(action, argparse._SubParsersAction)]
+
+
+def words_of(line):
+    """What stands before the first pipe or redirection, without ``emad``."""
+    words = shlex.split(line)
+    end = next((i for i, word in enumerate(words) if word in ("|", ">")), len(words))
+    return words[1:end]
+
+
+def test_the_walk_finds_every_verb():
+    assert {run.__name__ for run, _ in cli.VERBS} == set(VERBS.choices)
+    assert all(choice.help for choice in VERBS._choices_actions)
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_every_argument_has_help_and_stands_in_an_example(name):
+    parser = PARSERS[name]
+    shown = {word.partition("=")[0] for line in examples_of(parser) for word in words_of(line)}
+    assert examples_of(parser), "no example"
+    for action in arguments(parser):
+        assert action.help, f"{name} {action.dest}: no help"
+        if action.option_strings and action.dest != "help":
+            assert shown & set(action.option_strings), f"{name} {action.option_strings}: in no example"
+
+
+@pytest.mark.parametrize(("name", "line"), EXAMPLES, ids=[line for _, line in EXAMPLES])
+def test_every_example_is_taken_by_the_parser_it_stands_under(name, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "profile.json").touch()
+    (tmp_path / "mine.toml").touch()
+    for folder in ("data", "golden", "llama"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "emad").touch(mode=0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")  # `exec:emad …` must find one
+    assert line.startswith("emad "), line
+    if name == "emad" and words_of(line)[0].startswith("--"):
+        with pytest.raises(SystemExit, match=r"^0$"):
+            TOP.parse_args(words_of(line))
+    else:
+        assert name in ("emad", TOP.parse_args(words_of(line)).verb)
+
+
+def test_help_shows_the_examples_as_they_are_typed(capsys):
+    with pytest.raises(SystemExit):
+        TOP.parse_args(["generate", "--help"])
+    out = capsys.readouterr().out
+    assert all(f"  {line}\n" in out for line in examples_of(PARSERS["generate"]))
+
+
+def test_version_names_ours_and_the_libraries_without_importing_them():
+    code = (
+        "import sys\nfrom emad_ref.cli import main\n"
+        "try:\n main(['--version'])\nfinally:\n print([n for n in ('torch', 'transformers') if n in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert out[:3] == [f"emad {__version__}", f"torch {version('torch')}", f"transformers {version('transformers')}"]
+    assert out[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["generat"], "generate"),
+        (["generate", "emad-tiny", "hi", "--tokns", "3"], "--tokens"),
+        (["judge", "emad-tiny", "--budget", "smoek"], "smoke"),
+    ],
+)
+def test_what_is_unknown_gets_the_nearest_match(argv, meant, capsys):
+    with pytest.raises(SystemExit) as ended:
+        TOP.parse_args(argv)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert meant in said.splitlines()[-1].rpartition("ou mean")[2] or f"meant '{meant}'" in said
+
+
+def test_what_is_like_nothing_gets_no_match(capsys):
+    with pytest.raises(SystemExit):
+        TOP.parse_args(["generate", "emad-tiny", "hi", "--qqqqq"])
+    assert "mean" not in capsys.readouterr().err
+
+
+def completed(*words):
+    """What bash would offer for the last word, from the script that ``emad`` prints."""
+    script = subprocess.run(
+        [sys.executable, "-m", "emad_ref", "--print-completion", "bash"], capture_output=True, text=True, check=True
+    ).stdout
+    line = ["emad", *words]
+    ask = (
+        f"COMP_WORDS=({shlex.join(line[:-1])} {shlex.quote(line[-1])}); COMP_CWORD={len(line) - 1}; COMP_TYPE=9\n"
+        'compopt() { :; }\n_shtab_emad\nprintf "%s\\n" "${COMPREPLY[@]}"\n'
+    )
+    return subprocess.run(["bash", "-c", script + ask], capture_output=True, text=True, check=True).stdout.split()
+
+
+def test_the_completion_script_completes_verbs_options_and_choices():
+    assert completed("ge") == ["generate"]
+    assert set(VERBS.choices) <= set(completed(""))
+    assert "--small-model" in completed("generate", "--sm")
+    assert completed("judge", "emad-tiny", "--budget", "st") == ["standard"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "terminal", "expected"),
+    [
+        ({"COLORTERM": "truecolor"}, True, "true"),
+        ({"COLORTERM": "24bit"}, True, "true"),
+        ({"TERM": "xterm-256color"}, True, "256"),
+        ({"COLORTERM": "truecolor", "NO_COLOR": "1"}, True, "none"),
+        ({"COLORTERM": "truecolor", "NO_COLOR": ""}, True, "true"),  # no-color.org: when present and not empty
+        ({"TERM": "dumb"}, True, "none"),
+        ({"COLORTERM": "truecolor"}, False, "none"),
+    ],
+)
+def test_colours_are_what_the_terminal_has(environment, terminal, expected):
+    assert colours_of(environment, terminal) == expected
+
+
+def test_depths_get_the_scale_from_end_to_end():
+    assert painted("a", 1, 12, "true") == "\x1b[38;2;38;139;210ma\x1b[39m"
+    assert painted("a", 12, 12, "true") == "\x1b[38;2;220;40;47ma\x1b[39m"
+    assert painted("a", 1, 1, "256") == "\x1b[38;5;32ma\x1b[39m"
+    assert painted("a", 5, 12, "none") == "a"
+    assert len({painted("a", depth, 12, "true") for depth in range(1, 13)}) == 12
+    assert len({painted("a", depth, 6, "256") for depth in range(1, 7)}) == 6
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+@pytest.mark.parametrize("layers", [1, 12, 96])
+def test_a_legend_is_never_wider_than_the_terminal(layers, width):
+    line = legend(layers, "none", width)
+    assert len(line) <= width
+    assert line.startswith("depth 1 █")
+    assert line.endswith(f"█ {layers} layers")
+    assert len(legend_of_two(("a" * 30, "b" * 30), "none", width)) <= width
+
+
+def test_control_characters_command_no_terminal():
+    assert visible("a\x1b[2Jb\x9bc\r\n\td\u00e9") == "a\\x1b[2Jb\\x9bc\\x0d\n\td\u00e9"
