@@ -1,11 +1,10 @@
 """Published tasks under adaptive depth: an lm-eval model over our decoders and an operating point.
 
     simple_evaluate(model=EmadLM("emad-tiny", profile="profile.json", margin=0.1), tasks=[…])
-    python -m emad_ref.tasks.harness run --model emad --model_args pretrained=emad-tiny,profile=profile.json,margin=0.1
-        --tasks gsm8k --include_path …/emad_ref/tasks/local --metadata '{"data": "DIR"}' --device cpu
+    python -m emad_ref.lm_eval --model_args pretrained=emad-tiny,profile=profile.json,margin=0.1
+        --tasks gsm8k --metadata '{"data": "DIR"}'
 
-The second line is lm-eval's own command with ``emad`` among its models: lm-eval 0.4.13 looks for models in its registry
-only, never in entry points, and importing this module is what registers ours. (It asks for cuda:0 unless told.)
+The second line is lm-eval's own command with ``emad`` among its models, which importing this module registers.
 
 What is asked (lm-eval's three requests), and how depth enters (METHODS, "Depth and documents"): every request starts at
 the ceiling; context positions before the last run at it; the last context position is the first decision.
@@ -674,9 +673,3 @@ def _rows(batch_size: int | str | None) -> int | None:
     if rows < 1:
         raise BadArgument("batch_size", batch_size, "a number of rows ≥ 1, or auto")
     return rows
-
-
-if __name__ == "__main__":
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()

@@ -1,0 +1,63 @@
+"""``python -m emad_ref.lm_eval …``: ``python -m lm_eval …`` with ``emad`` among its models.
+
+lm-eval 0.4.13 looks for models in its own registry alone: it has neither entry points nor a path to give, so somebody
+has to import ours before its command runs. That is all this does, and where the command does not say it, it fills in
+what a run of ours would repeat each time: ``--model emad``, ``--device cpu`` (lm-eval asks for cuda:0) and task files
+that read local data (``emad_ref.tasks.local``). With ``--config``, and of other subcommands, nothing is added.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from emad_ref.errors import EmadError
+from emad_ref.tasks.local import FOLDER
+
+FILLED_IN = {  # every spelling of an option, and what it is given where none of them stands
+    ("--model", "-M"): "emad",
+    ("--device",): "cpu",
+    ("--include_path",): str(FOLDER),
+}
+OTHER_COMMANDS = ("ls", "validate")
+MISSING = "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """lm-eval's command on ``argv``, by default this process's; 1 where an argument of ours is refused."""
+    try:
+        from lm_eval.__main__ import cli_evaluate
+    except ModuleNotFoundError:
+        print(MISSING, file=sys.stderr)
+        return 1
+    import emad_ref.tasks.harness  # noqa: F401  # registers `emad`
+
+    before = sys.argv
+    sys.argv = ["lm_eval", *filled_in(sys.argv[1:] if argv is None else argv)]  # lm-eval reads nothing else
+    try:
+        cli_evaluate()
+    except EmadError as error:
+        print(f"emad: {error}", file=sys.stderr)
+        return 1
+    finally:
+        sys.argv = before
+    return 0
+
+
+def filled_in(argv: Sequence[str]) -> list[str]:
+    """``argv`` with what it does not say.
+
+    >>> filled_in(["--tasks", "world_recall", "--device=cuda"])[:3]
+    ['--tasks', 'world_recall', '--device=cuda']
+    >>> filled_in(["ls", "tasks"])
+    ['ls', 'tasks']
+    """
+    given = {word.partition("=")[0] for word in argv}
+    if not argv or argv[0] in OTHER_COMMANDS or given & {"--config", "-C", "-h", "--help"}:
+        return [*argv]
+    added = [word for names, value in FILLED_IN.items() if not given & {*names} for word in (names[0], value)]
+    return [*argv, *added]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

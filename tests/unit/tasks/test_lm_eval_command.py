@@ -1,0 +1,44 @@
+"""``python -m emad_ref.lm_eval``: what it adds to lm-eval's command, and what it says where it cannot run."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from emad_ref import lm_eval
+from emad_ref.tasks.local import FOLDER
+
+ADDED = ["--model", "emad", "--device", "cpu", "--include_path", str(FOLDER)]
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--tasks", "gsm8k"], ["--tasks", "gsm8k", *ADDED]),
+        (["run", "--tasks", "gsm8k"], ["run", "--tasks", "gsm8k", *ADDED]),
+        (["-M", "hf", "--device=cuda"], ["-M", "hf", "--device=cuda", *ADDED[4:]]),
+        (["--include_path", "mine"], ["--include_path", "mine", *ADDED[:4]]),
+        (["--config", "run.yaml"], ["--config", "run.yaml"]),
+        (["ls", "tasks"], ["ls", "tasks"]),
+        (["--help"], ["--help"]),
+        ([], []),
+    ],
+)
+def test_only_what_is_not_said_is_filled_in(argv, expected):
+    assert lm_eval.filled_in(argv) == expected
+
+
+def test_without_lm_eval_the_extra_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
+    assert lm_eval.main([]) == 1
+    assert capsys.readouterr().err == "emad: lm_eval is not installed; pip install 'pytest-emad[tasks]'\n"
+
+
+def test_a_refusal_is_one_line_and_the_command_line_is_put_back(capsys, tmp_path):
+    pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
+    before = sys.argv
+    model = "pretrained=emad-nano,margin=0.2"  # a margin without a profile
+    assert lm_eval.main(["--model_args", model, "--tasks", "world_recall", "--limit", "1"]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("emad: margin=0.2, but expected a profile beside it")
+    assert sys.argv is before
