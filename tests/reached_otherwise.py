@@ -9,6 +9,7 @@ _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, 
 world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML
 enter  # exec'd in the sandbox's child
 __getattr__, __dir__  # lazy names of the package
+take_profile, choose_margin  # among them, for people: docs/python.md
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile

@@ -17,6 +17,9 @@ UNKNOWN_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 class Parser(argparse.ArgumentParser):
     """``argparse`` of 3.14 suggests by itself; where it has, nothing is added."""
 
+    def __init__(self, **options: Any):
+        super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **options})
+
     def error(self, message: str) -> NoReturn:
         meant = None if "maybe you meant" in message else nearest(message, self)
         super().error(message + (f"; did you mean {meant}?" if meant else ""))
@@ -72,10 +75,4 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
 
 def examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     """Show command lines, as they are typed, under the parser's help."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
-
-
-def examples_of(parser: argparse.ArgumentParser) -> list[str]:
-    """The command lines shown under the parser's help."""
-    return [line.strip() for line in (parser.epilog or "").splitlines()[1:]]

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.generation import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -60,7 +60,7 @@ def adaptive(point: OperatingPoint, *, streamer: BaseStreamer | None = None) -> 
             here, a mask with holes, more positions than the model has.
         NotFinite: logits hold NaN or +inf.
     """
-    walked: list[Stepper] = []
+    walked: list[tuple[Any, Stepper]] = []  # the model last generated with
 
     def generate(
         model: Any,
@@ -72,10 +72,10 @@ def adaptive(point: OperatingPoint, *, streamer: BaseStreamer | None = None) -> 
         **model_kwargs: Any,
     ) -> Any:
         _require_supported(generation_config, model_kwargs)
-        if not walked or walked[0].model is not model:
-            walked[:] = [Seq2SeqStepper(model) if model.config.is_encoder_decoder else CausalStepper(model)]
+        if not walked or walked[0][0] is not model:
+            walked[:] = [(model, Seq2SeqStepper(model) if model.config.is_encoder_decoder else CausalStepper(model))]
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))
-        decoder = WalkedDecoder(walked[0], point, max_rows=len(prompts))
+        decoder = WalkedDecoder(walked[0][1], point, max_rows=len(prompts))
         loop = _Loop(decoder, prompts, generation_config, streamer)
         return loop.run(input_ids, logits_processor, stopping_criteria)
 

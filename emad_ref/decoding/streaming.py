@@ -95,11 +95,11 @@ def stream_pair(
     """
     shared, models = shared_vocabulary(small, large), (small, large)
     points = [full_depth(model.geometry.layers) for model in models]
-    partners = [
+    first, second = (
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
-    ]
+    )
     prompt = prompt_of(large, text)
-    found = turns(*partners, rule, prompt, tokens, stop=stops_of(large), temperature=temperature, seed=seed)
+    found = turns(first, second, rule, prompt, tokens, stop=stops_of(large), temperature=temperature, seed=seed)
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in found)
     yield from _worded(models[LARGE], prompt.tokens, by)
 

@@ -13,7 +13,12 @@ import pytest
 
 from emad_ref import __version__, cli
 from emad_ref.cli.colours import colours_of, legend, legend_of_two, painted, visible
-from emad_ref.cli.parsing import examples_of
+
+
+def examples_of(parser):
+    """The command lines shown under the parser's help."""
+    return [line.strip() for line in (parser.epilog or "").splitlines()[1:]]
+
 
 TOP = cli.parser()
 (VERBS,) = (action for action in TOP._actions if isinstance(action, argparse._SubParsersAction))
