@@ -1,4 +1,4 @@
-"""Three pages of docs/ keep their word: what stands there runs, in an empty folder, and prints what is shown."""
+"""Four pages of docs/ keep their word: what stands there runs, in an empty folder, and prints what is shown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.cli import main, parser
+from emad_ref.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 if not DOCS.is_dir():
@@ -79,9 +79,15 @@ def test_lm_eval_page_runs_where_no_network_is_needed(capsys, monkeypatch):
     assert '"emad m=0.20"' in written.read_text(encoding="utf-8")
 
 
-def test_emad_commands_on_the_pages_parse():
-    for page in ("python.md", "transformers.md", "lm-eval.md"):
-        for language, block in blocks(page):
-            for line in block.splitlines() if language == "sh" else ():
-                if line.startswith("emad "):
-                    assert parser().parse_args(shlex.split(line)[1:])
+def test_the_command_line_page_runs_and_shows_what_a_pipe_gets(capsys):
+    page = (DOCS / "command-line.md").read_text(encoding="utf-8")
+    for _, block in blocks("command-line.md"):
+        for line in block.splitlines():
+            if ">" in line:
+                with pytest.raises(SystemExit, match=r"^0$"):
+                    main(shlex.split(line.partition(">")[0])[1:])
+            else:
+                run_in_shell(line)
+    printed = capsys.readouterr().out.splitlines()
+    for shown in re.findall(r"^\{.*\}$", page, flags=re.MULTILINE):
+        assert shown in printed
