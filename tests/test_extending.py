@@ -1,4 +1,4 @@
-"""CONTRIBUTING's package, installed as it stands there: claim, corpus, table, provenance and family of others."""
+"""The package of docs/own-claim.md, installed as it stands there: claim, corpus, table, provenance, family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METADATA = "Metadata-Version: 2.1\nName: mine\nVersion: 0.1\n"
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds the package as an installer would lay it out."""
     folder = tmp_path_factory.mktemp("site")
-    found = FILES.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+    found = FILES.findall((ROOT / "docs" / "own-claim.md").read_text(encoding="utf-8"))
     assert len(found) == 7
     for path, text in found:
         target = folder / path

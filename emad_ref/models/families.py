@@ -375,7 +375,7 @@ def row_of(family: str) -> Family:
         raise BadArgument("model_type", family, f"one of {known}", "add its row to emad_ref/models/families.py")
     theirs = part_of("families", family)
     if not isinstance(theirs, Family):
-        raise BadArgument(f"families: {family}", type(theirs).__name__, "a models.families.Family", "see CONTRIBUTING")
+        raise BadArgument(f"families: {family}", type(theirs).__name__, "a Family", "see docs/own-claim.md")
     return theirs
 
 

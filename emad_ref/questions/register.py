@@ -31,7 +31,7 @@ def question_of(claim: str) -> Question[Any]:
         question: Question[Any] = import_module(name).QUESTION
     except (ModuleNotFoundError, AttributeError) as error:
         expected = f"a row whose question is QUESTION of {name}"
-        raise BadArgument("claim", claim, expected, f"{error}; see CONTRIBUTING, 'A new claim'") from error
+        raise BadArgument("claim", claim, expected, f"{error}; see docs/own-claim.md") from error
     return question
 
 

@@ -58,5 +58,5 @@ def test_ids_are_module_names() -> None:
 
 
 def test_a_row_without_a_question_is_named_with_the_way_to_add_one() -> None:
-    with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*CONTRIBUTING"):
+    with pytest.raises(BadArgument, match=r"claim='EMAD-X9'.*own-claim"):
         question_of("EMAD-X9")

@@ -1,0 +1,87 @@
+"""Fenced blocks of a page, and what an HTML comment right before each says of it.
+
+A block in ``sh`` or ``python`` is run as it stands, in a folder of its page, unless its comment says otherwise:
+
+run: exit 1              it ends with that status
+run: slow                only with --run-slow: suites, minutes
+run: by PATH             a test of its own runs it; the path must be there
+run: checked             what it needs is not at hand (a hub, an accelerator, an hour): options and arguments are read
+                         by the parsers that would read them, nothing else
+main-job, tests          README's own commands, which ``.ci/run`` calls
+file: PATH               laid down in the folder, not run
+output                   what the block before it prints
+output: MODEL [on CORPUS] the end of a suite run: verdicts are held against the record, numbers are a machine's
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+FENCE = re.compile(
+    r"(?:^<!-- (?P<mark>[^\n]+) -->\n)?^```(?P<language>[\w{}]*)\n(?P<text>.*?)\n?^```$", re.DOTALL | re.MULTILINE
+)
+RUN = ("sh", "python")
+
+
+@dataclass(frozen=True)
+class Block:
+    """``line`` counts from 1; ``span``: where the text stands in the page."""
+
+    language: str
+    text: str
+    mark: str
+    line: int
+    span: tuple[int, int]
+
+    @property
+    def words(self) -> list[str]:
+        """What follows ``run:``, word by word of the list."""
+        return [word.strip() for word in self.mark.removeprefix("run:").split(",")] if self.mark[:4] == "run:" else []
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is run from here."""
+        here = not self.mark or bool(self.words)
+        return self.language in RUN and here and not self.by and "checked" not in self.words
+
+    @property
+    def slow(self) -> bool:
+        return "slow" in self.words
+
+    @property
+    def by(self) -> str:
+        """The test that runs it instead, or ""."""
+        return next((word.removeprefix("by ") for word in self.words if word.startswith("by ")), "")
+
+    @property
+    def status(self) -> int:
+        return next((int(word.removeprefix("exit ")) for word in self.words if word.startswith("exit ")), 0)
+
+
+def pages() -> list[Path]:
+    """README, CONTRIBUTING and every page of docs/; none in an installed package."""
+    named = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [page for page in named if page.is_file()]
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(
+            found["language"],
+            found["text"],
+            found["mark"] or "",
+            page.count("\n", 0, found.start("text")),
+            found.span("text"),
+        )
+        for found in FENCE.finditer(page)
+    ]
+
+
+def shown(page: str) -> list[tuple[Block, Block]]:
+    """Each block that is followed by its output, and that output."""
+    listed = blocks(page)
+    return [(before, after) for before, after in pairwise(listed) if after.mark[:6] == "output"]

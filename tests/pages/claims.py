@@ -1,0 +1,69 @@
+"""docs/claims.md: what the register and the record say of each row, written from them between its markers.
+
+``<!-- row: EMAD-F1 -->`` … ``<!-- end of row -->`` is written here; what was found and why stands below each in a
+person's words, its verdicts in bold and as a list item, ``- `emad-tiny` on `world:premise`: **falsified**``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from emad_ref.verdict.claims import OUTCOMES, Claim, load_register
+from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, entries_of, shipped
+
+MARKED = re.compile(r"(?<=<!-- row: )(?P<claim>\S+)( -->\n)(?P<text>.*?)(?=<!-- end of row -->)", re.DOTALL)
+FOUND = re.compile(r"^- `(?P<model>[^`]+)`(?: on `(?P<corpus>[^`]+)`)?: \*\*(?P<verdict>[a-z -]+)\*\*", re.MULTILINE)
+SECTION = re.compile(r"^### (?P<claim>\S+)\n(?P<text>.*?)(?=^##|\Z)", re.MULTILINE | re.DOTALL)
+ORDER = (*OUTCOMES, SEED_DEPENDENT)
+
+Entry = Mapping[str, Any]
+
+
+def written(page: str) -> str:
+    """``page`` with every marked row as register and record have it."""
+    register, record = load_register(), recorded()
+    return MARKED.sub(lambda found: f"{found['claim']}{found[2]}{row(register[found['claim']], record)}", page)
+
+
+def recorded() -> list[Entry]:
+    """What real models gave; simulated evidence has a sentence of its own."""
+    folder = shipped()
+    return [] if folder is None else [entry for entry in entries_of(folder) if entry["corpus"] != "simulated"]
+
+
+def row(claim: Claim, record: Iterable[Entry]) -> str:
+    """Markdown of one row; ends with an empty line, so that a comment may follow."""
+    gates = "fails a run when falsified" if claim.gate else "reported, does not gate by default"
+    numbers = [f"{_number(value)} ({name.replace('_', ' ')})" for name, value in claim.thresholds.items()]
+    least = [f"{count} {name.replace('_', ' ')}" for name, count in claim.minimum.items()]
+    lines = [
+        f"**{claim.title}.** ({claim.paper})",
+        "",
+        f"- Kind: {claim.kind}; {gates}. Unit: {claim.unit}.",
+        f"- Thresholds: {', '.join(numbers) or 'none'}. Smallest n: {', '.join(least) or 'none asked'}.",
+        f"- On record: {_on_record(claim, record)}",
+    ]
+    return "\n".join(lines) + "\n\n"
+
+
+def _on_record(claim: Claim, record: Iterable[Entry]) -> str:
+    if claim.requires in MACHINE_BOUND:
+        return "nothing; a verdict on time or energy belongs to the machine it was measured on."
+    rows = [entry for entry in record if entry["claim"] == claim.id]
+    said = [f"**{verdict}** {_where(rows, verdict)}" for verdict in ORDER if any(e["verdict"] == verdict for e in rows)]
+    return "; ".join(said) + "."
+
+
+def _where(rows: Iterable[Entry], verdict: str) -> str:
+    """``emad-tiny (world:mixed, world:premise), …`` of the models that gave it."""
+    corpora: dict[str, list[str]] = {}
+    for entry in rows:
+        if entry["verdict"] == verdict:
+            corpora.setdefault(entry["name"], []).extend(filter(None, [entry["corpus"]]))
+    return ", ".join(f"{name} ({', '.join(sorted(read))})" if read else name for name, read in sorted(corpora.items()))
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"

@@ -1,0 +1,57 @@
+"""``python -m tests.pages.record [--slow] [PAGE …]``: run pages, put what they print where their outputs stand.
+
+By default every page, its fast blocks alone. ``--slow`` also runs the suites whose ends are shown, README's first
+command among them (without its installation), which takes minutes each. Read the diff: ``tests/test_docs.py`` holds
+verdicts against the record, and a block that ends with another status than its page says stops here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.pages import claims
+from tests.pages.blocks import ROOT, Block, blocks, pages
+from tests.pages.running import checkout, lay_down, run, run_main_job, summary_of
+
+
+def recorded(page: str, folder: Path, slow: bool) -> str:
+    """``page`` with its outputs as they are now."""
+    outputs: list[tuple[Block, str]] = []
+    listed = blocks(page)
+    for block, following in zip(listed, [*listed[1:], None], strict=True):
+        if block.mark.startswith("file: "):
+            lay_down(block, folder)
+        main_job = block.mark == "main-job"
+        if not (block.runs or main_job) or ((block.slow or main_job) and not slow):
+            continue
+        print(f"line {block.line}: {block.text.splitlines()[0]}", flush=True)
+        status, printed = run_main_job(block, folder) if main_job else run(block, folder)
+        if status != block.status:
+            sys.exit(f"exit status {status}, but the page says {block.status}:\n{printed[-3000:]}")
+        if following is not None and following.mark[:6] == "output":
+            end = summary_of(printed) if following.mark[:7] == "output:" else printed.rstrip()
+            outputs.append((following, end))
+    for block, text in reversed(outputs):
+        page = page[: block.span[0]] + text + page[block.span[1] :]
+    return page
+
+
+def main(arguments: list[str]) -> None:
+    reader = argparse.ArgumentParser(prog="python -m tests.pages.record", description=__doc__)
+    reader.add_argument("--slow", action="store_true", help="suites too")
+    reader.add_argument("pages", nargs="*", type=Path, metavar="PAGE", help="e.g. README.md; all by default")
+    asked = reader.parse_args(arguments)
+    for path in asked.pages or pages():
+        print(path, flush=True)
+        with tempfile.TemporaryDirectory(prefix="emad-page-") as folder:
+            before = path.read_text(encoding="utf-8")
+            now = recorded(claims.written(before), checkout(Path(folder)), asked.slow)
+            path.write_text(now, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main(sys.argv[1:])

@@ -1,0 +1,201 @@
+"""README and docs/ keep their word: commands and snippets run, outputs are real, verdicts those on record."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from emad_ref.cli import parser
+from emad_ref.models.loading import load
+from emad_ref.verdict.claims import OUTCOMES, load_register
+from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, Circumstances, key_of, known_verdicts, shipped
+from pytest_emad.options import OPTIONS
+from tests.pages import claims
+from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
+from tests.pages.running import alike, checkout, lay_down, run
+
+DOCS = ROOT / "docs"
+if not DOCS.is_dir():
+    pytest.skip("docs/ is not part of an installed package", allow_module_level=True)
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in pages()}
+LISTED = [(name, block) for name, page in PAGES.items() for block in blocks(page)]
+SHOWN = [(name, before, after) for name, page in PAGES.items() for before, after in shown(page)]
+SUITES = [(name, after) for name, _, after in SHOWN if after.mark.startswith("output: ")]
+CLAIMS = DOCS / "claims.md"
+
+SHAPES = ("run: ", "file: ", "output")
+ROW = re.compile(rf"^\W*((?:EMAD|EAD|EE)-[A-Z]?\d+(?:-literal)?)\*?\s.*?\b({'|'.join(OUTCOMES)})\b", re.MULTILINE)
+
+
+def ident(value: object) -> str:
+    return f"line {value.line}" if isinstance(value, Block) else str(value)
+
+
+# ---------------------------------------------------------------- what runs
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(b.runs for b in blocks(page))])
+def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
+    follow(PAGES[name], tmp_path, slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(b.runs and b.slow for b in blocks(page))])
+def test_a_page_runs_with_its_suites(name: str, tmp_path: Path) -> None:
+    follow(PAGES[name], tmp_path, slow=True)
+
+
+def follow(page: str, folder: Path, slow: bool) -> None:
+    """Do what a reader does who follows the page; what is shown must be what comes."""
+    checkout(folder)
+    outputs = dict(shown(page))
+    for block in blocks(page):
+        if block.mark.startswith("file: "):
+            lay_down(block, folder)
+        if not block.runs or (block.slow and not slow):
+            continue
+        status, printed = run(block, folder)
+        assert status == block.status, f"line {block.line}, exit status {status}:\n{printed[-6000:]}"
+        if block in outputs and outputs[block].mark == "output":
+            assert alike(outputs[block].text, printed), f"line {block.line} printed:\n{printed}"
+
+
+@pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
+def test_every_command_and_snippet_is_run_somewhere(name: str, block: Block) -> None:
+    """By the page, by CI, by a test that is there; what cannot be had offline is at least read by its parser."""
+    if block.language not in RUN:
+        return
+    assert block.mark.startswith(SHAPES) or block.mark in ("", "main-job", "tests"), block.mark
+    if block.by:
+        assert (ROOT / block.by).exists()
+    if "checked" in block.words:
+        assert block.language == "sh"
+
+
+CHECKED = [(name, block) for name, block in LISTED if "checked" in block.words]
+
+
+def commands(block: Block) -> list[list[str]]:
+    """The words of each line, comments left out, lines that go on joined."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+@pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
+def test_every_emad_command_parses(name: str, block: Block) -> None:
+    for words in commands(block) if block.language == "sh" else []:
+        if Path(words[0]).name == "emad" and words[1:2] != ["--version"]:
+            parser().parse_args(words[1:])
+        elif words[1:3] == ["-m", "emad_ref"]:
+            parser().parse_args(words[3:])
+
+
+def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest.Pytester) -> None:
+    """Options and their values by pytest with the plugin, environments by tox.ini."""
+    checkout(pytester.path)
+    environments = re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    for words in (words for _, block in CHECKED for words in commands(block)):
+        match Path(words[0]).name:
+            case "tox":
+                assert set(words[2:]) <= {*environments, "--"}, words
+            case "pytest":
+                pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
+            case other:  # verbs of emad are parsed above
+                assert other == "emad", f"{other} is not checked here: run it, or name the test that does"
+
+
+def test_every_option_named_exists() -> None:
+    flags = {option.flag for option in OPTIONS}
+    named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
+    assert not {(name, flag) for name, flag in named if flag not in flags}
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def test_outputs_of_suites_are_shown() -> None:
+    assert [block.mark for _, block in SUITES] == [
+        "output: emad-tiny",
+        "output: emad-tiny-plain",
+        "output: emad-tiny on world:mixed",
+    ]
+
+
+@pytest.mark.parametrize(("name", "block"), SUITES, ids=ident)
+def test_shown_verdicts_are_those_on_record(name: str, block: Block) -> None:
+    model, _, corpus = block.mark.removeprefix("output: ").partition(" on ")
+    shown_verdicts = dict(ROW.findall(block.text))
+    assert {"EMAD-F1", "EMAD-F2", "EMAD-E2", "EMAD-E5"} <= set(shown_verdicts)
+    compared = 0
+    for claim, verdict in shown_verdicts.items():
+        compared += held(claim, verdict, model, corpus or "world:premise")
+    assert compared >= 3
+
+
+def held(claim: str, verdict: str, model: str, corpus: str) -> int:
+    """1 where the record speaks of it, and says so; 0 where it is a machine's."""
+    if load_register()[claim].requires in MACHINE_BOUND:
+        return 0
+    known, circumstances = known_verdicts([shipped()]), Circumstances(0, "smoke")
+    pair = "+".join(load(name).fingerprint for name in ("emad-nano", "emad-tiny"))
+    keys = [
+        key_of(claim, name, read, circumstances)
+        for name in (load(model).fingerprint, model, pair, "emad-nano + emad-tiny")
+        for read in (corpus, "world tasks", "")
+    ]
+    on_record = [found for key in keys if (found := known.expected(key, 0)) is not None]
+    assert any(verdict in found.outcomes for found in on_record), (claim, verdict)
+    return 1
+
+
+# ---------------------------------------------------------------- the claims page
+
+
+def test_rows_are_as_register_and_record_have_them() -> None:
+    page = PAGES["docs/claims.md"]
+    assert page == claims.written(page), "python -m tests.pages.record docs/claims.md writes them anew"
+
+
+def test_every_row_has_its_section() -> None:
+    sections = [found["claim"] for found in claims.SECTION.finditer(PAGES["docs/claims.md"])]
+    assert sorted(sections) == sorted(load_register())
+    assert sections == [found["claim"] for found in claims.MARKED.finditer(PAGES["docs/claims.md"])]
+
+
+def test_what_was_found_is_what_is_on_record() -> None:
+    """A verdict told in a section is the record's for that model and text."""
+    record, told = claims.recorded(), 0
+    for section in claims.SECTION.finditer(PAGES["docs/claims.md"]):
+        for found in claims.FOUND.finditer(section["text"]):
+            if load_register()[section["claim"]].requires in MACHINE_BOUND:
+                continue
+            entries = [
+                entry
+                for entry in record
+                if entry["claim"] == section["claim"]
+                and entry["name"] == found["model"]
+                and (not found["corpus"] or entry["corpus"] == found["corpus"])
+            ]
+            assert {entry["verdict"] for entry in entries} == {found["verdict"]}, (section["claim"], found[0])
+            told += 1
+    assert told >= len(load_register()) // 2
+    assert SEED_DEPENDENT not in OUTCOMES  # told as such, never as one of its seeds
+
+
+# ---------------------------------------------------------------- pages hang together
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    folder = (ROOT / name).parent
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", PAGES[name])
+    assert not [link for link in links if not (folder / link).exists()]
+
+
+def test_navigation_has_every_page_once() -> None:
+    trees = [block.text for block in blocks(PAGES["docs/index.md"]) if block.language == "{toctree}"]
+    named = [line for tree in trees for line in tree.splitlines() if line.endswith(".md")]
+    assert sorted(named) == sorted({path.name for path in DOCS.glob("*.md")} - {"index.md"})
