@@ -113,6 +113,12 @@ def test_every_option_named_exists() -> None:
     assert not {(name, flag) for name, flag in named if flag not in flags}
 
 
+def test_a_file_shown_on_two_pages_is_one_file() -> None:
+    """The page whose commands use it speaks for the other."""
+    files = [(block.mark, block.text) for _, block in LISTED if block.mark.startswith("file: ")]
+    assert len(dict(files)) == len(set(files)) > 5
+
+
 # ---------------------------------------------------------------- what is shown
 
 

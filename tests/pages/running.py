@@ -58,11 +58,7 @@ def summary_of(printed: str) -> str:
 
 
 def alike(shown: str, printed: str, near: float = 0.02) -> bool:
-    """Whether words are equal and numbers within ``near``: machines round differently in the last digits.
-
-    >>> alike("mean 6.50 of 12", "mean 6.51 of 12"), alike("mean 6.50 of 12", "mean 7.50 of 12")
-    (True, False)
-    """
+    """Whether words are equal, and numbers within ``near``, relative from 1 on: machines round differently."""
     words = [NUMBER.sub("0", text).split() for text in (shown, printed)]
     numbers = [[float(found.replace(",", "")) for found in NUMBER.findall(text)] for text in (shown, printed)]
     return words[0] == words[1] and all(abs(a - b) <= near * max(abs(a), 1.0) for a, b in zip(*numbers, strict=True))
