@@ -37,7 +37,9 @@ def ident(value: object) -> str:
 # ---------------------------------------------------------------- what runs
 
 
-@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if any(b.runs for b in blocks(page))])
+@pytest.mark.parametrize(
+    "name", [name for name, page in PAGES.items() if any(b.runs and not b.slow for b in blocks(page))]
+)
 def test_a_page_runs_from_top_to_bottom(name: str, tmp_path: Path) -> None:
     follow(PAGES[name], tmp_path, slow=False)
 

@@ -18,7 +18,7 @@ NEEDED = ("suites", "golden", "examples", "pyproject.toml", "constraints.txt")
 DROPPED = re.compile(r"CI$|GITHUB_|PYTEST_|PYTHON|VIRTUAL_ENV$")
 NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 MAIN_JOB = re.compile(r".*&& ", re.DOTALL)  # what installs stands before what is run
-SUMMARY = re.compile(r"^=+ emad ", re.MULTILINE)
+SUMMARY = re.compile(r"^=+ emad\b", re.MULTILINE)
 
 
 def checkout(folder: Path) -> Path:
