@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -81,15 +82,16 @@ CHECKED = [(name, block) for name, block in LISTED if "checked" in block.words]
 
 
 def commands(block: Block) -> list[list[str]]:
-    """The words of each line, comments left out, lines that go on joined."""
+    """The words of each line up to where its output goes, comments left out, lines that go on joined."""
     lines = block.text.replace("\\\n", " ").splitlines()
-    return [words for line in lines if (words := shlex.split(line, comments=True))]
+    split = (shlex.split(line, comments=True) for line in lines)
+    return [list(takewhile(lambda word: word not in ("|", ">", ">>"), words)) for words in split if words]
 
 
 @pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
 def test_every_emad_command_parses(name: str, block: Block) -> None:
     for words in commands(block) if block.language == "sh" else []:
-        if Path(words[0]).name == "emad" and words[1:2] != ["--version"]:
+        if Path(words[0]).name == "emad" and words[1][:2] != "--":
             parser().parse_args(words[1:])
         elif words[1:3] == ["-m", "emad_ref"]:
             parser().parse_args(words[3:])
@@ -105,6 +107,10 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
                 assert set(words[2:]) <= {*environments, "--"}, words
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
+            case "python":
+                assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
+                cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")
+                cli.HarnessCLI()._parser.parse_args(["run", *words[3:]])
             case other:  # verbs of emad are parsed above
                 assert other == "emad", f"{other} is not checked here: run it, or name the test that does"
 
@@ -113,6 +119,20 @@ def test_every_option_named_exists() -> None:
     flags = {option.flag for option in OPTIONS}
     named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
     assert not {(name, flag) for name, flag in named if flag not in flags}
+
+
+def test_the_ten_lines_of_readme_are_those_that_the_page_on_python_runs() -> None:
+    (mine,), theirs = (
+        [b for b in blocks(PAGES[name]) if b.language == "python" and not b.mark.startswith("file: ")]
+        for name in ("README.md", "docs/python.md")
+    )
+    assert mine.text == theirs[0].text
+    assert len([line for line in mine.text.splitlines() if line]) <= 10
+    outputs = [
+        [after.text for before, after in shown(PAGES[name]) if before.language == "python"]
+        for name in ("README.md", "docs/python.md")
+    ]
+    assert outputs[0] == outputs[1][:1]
 
 
 def test_a_file_shown_on_two_pages_is_one_file() -> None:
