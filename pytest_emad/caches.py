@@ -23,7 +23,11 @@ def keep_together(config: pytest.Config) -> None:
         options.benchmark_storage = f"file://{_folder(config, 'benchmarks')}"
     if not os.environ.get(STORAGE):
         os.environ[STORAGE] = str(_folder(config, "hypothesis"))
-        config.add_cleanup(lambda: os.environ.pop(STORAGE, None))
+        config.add_cleanup(_forget)
+
+
+def _forget() -> None:
+    os.environ.pop(STORAGE, None)
 
 
 def _folder(config: pytest.Config, name: str) -> Path:
