@@ -44,15 +44,19 @@ def not_asked(item: pytest.Item, chosen: Settings, register: Mapping[str, Claim]
     """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
     arguments, ours = marker(item), selfcheck.is_ours(item)
     claim, of_pair = arguments["claim"], not ABOUT_PAIR.isdisjoint(getattr(item, "fixturenames", ()))
+    if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _asked_for(claim, of_pair, chosen, register):
+        return ABOVE  # first: what belongs to a larger budget is no part of this run's proof either
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
-    if ours and of_pair and chosen.pair is None:
-        return NO_PAIR
-    gates = claim is not None and (register[claim].gate or claim in chosen.gate_claims)
-    wanted = chosen.all_claims or (of_pair and chosen.pair_named)
-    if claim in chosen.only or gates or (claim is not None and wanted):
-        return ""
-    return ABOVE if BUDGETS[arguments["budget"]].rank > chosen.budget.rank else ""
+    return NO_PAIR if ours and of_pair and chosen.pair is None else ""
+
+
+def _asked_for(claim: str | None, of_pair: bool, chosen: Settings, register: Mapping[str, Claim]) -> bool:
+    """Whether a claim is asked whatever it takes: it gates, or somebody wants to know."""
+    if claim is None:
+        return False
+    gates = register[claim].gate or claim in chosen.gate_claims
+    return gates or claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
 
 
 def said(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:

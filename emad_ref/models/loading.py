@@ -44,8 +44,8 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models import bundled
 from emad_ref.models.anatomy import anatomy_of
-from emad_ref.models.bundled import bundled_names, weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
@@ -148,7 +148,7 @@ class _Source:
 
 def known_names() -> tuple[str, ...]:
     """Every name that needs no path and no owner."""
-    return (*bundled_names(), *HUB, *CONTROLS)
+    return (*bundled.bundled_names(), *HUB, *CONTROLS)
 
 
 def load(
@@ -282,8 +282,8 @@ def _source_of(name: str) -> _Source:
         return _Source("control", name)
     if name.startswith("random:"):
         return _Source("random", name.removeprefix("random:"))
-    if name in bundled_names():
-        return _Source("bundled", str(weights_folder() / name))
+    if name in bundled.bundled_names():
+        return _Source("bundled", str(bundled.weights_folder() / name))
     if name in HUB:
         return _Source("hub", HUB[name], HUB[name])
     if Path(name).is_dir():
@@ -395,7 +395,7 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
         raise ModelUnavailable(
             f"name={name!r}, but its {what} could not be read{_refusal(error)}; download it elsewhere (config, "
             "weights, tokenizer) and pass the folder as the name, or use one of "
-            f"{', '.join(bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
+            f"{', '.join(bundled.bundled_names()) or CONTROLS[0]} ({_first_line(error)})"
         ) from error
     except SafetensorError as error:
         raise BadArgument(
@@ -427,13 +427,13 @@ def _first_line(error: Exception) -> str:
 
 def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
-    if source.place in bundled_names():
-        folder = str(weights_folder() / source.place)
+    if source.place in bundled.bundled_names():
+        folder = str(bundled.weights_folder() / source.place)
         config, tokenizer = AutoConfig.from_pretrained(folder), _tokenizer(folder)
     elif source.place in PUBLISHED_NAMES:
         config, tokenizer = AutoConfig.for_model(**published_config(source.place)), None
     else:
-        raise BadArgument("name", name, f"random: and one of {', '.join((*bundled_names(), *PUBLISHED_NAMES))}")
+        raise BadArgument("name", name, f"random: and one of {', '.join((*bundled.bundled_names(), *PUBLISHED_NAMES))}")
     anatomy_of(config.get_text_config())
     return _with_random_weights(config, seed), tokenizer
 
@@ -483,8 +483,10 @@ def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None,
             for matrix in (block.attention.dense, block.mlp.dense_4h_to_h):
                 matrix.weight.zero_()
                 matrix.bias.zero_()
-    readable = [bundled for bundled in bundled_names() if (weights_folder() / bundled / "tokenizer.json").is_file()]
-    return model, _tokenizer(str(weights_folder() / readable[0])) if readable else None
+    readable = [
+        name for name in bundled.bundled_names() if (bundled.weights_folder() / name / "tokenizer.json").is_file()
+    ]
+    return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None
 
 
 _MAKERS: dict[str, Callable[..., tuple[Any, Any | None]]] = {

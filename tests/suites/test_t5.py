@@ -71,9 +71,9 @@ def test_early_exit_rows_without_tasks_or_training_say_so(judge: Run, t5: Path, 
 def test_random_weights_still_give_the_arithmetic_of_pruning(
     judge: Run, monkeypatch: pytest.MonkeyPatch, t5: Path, tmp_path: Path
 ) -> None:
-    from emad_ref.models import loading
+    from emad_ref.models import bundled
 
-    monkeypatch.setattr(loading, "weights_folder", lambda: t5.parent)
+    monkeypatch.setattr(bundled, "weights_folder", lambda: t5.parent)
     out = tmp_path / "out"
     result = judge("claims/test_model.py", model="random:t5", report=out, more=only("EE-1", "EE-4", "EE-5"))
     assert result.ret == pytest.ExitCode.OK, text_of(result)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from emad_ref.models import loading
+from emad_ref.models import bundled
 from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
 
 QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
@@ -17,7 +17,7 @@ QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
 def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A bundled name whose geometry is tiny: ``random:`` reads its config and no weights."""
     AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
-    monkeypatch.setattr(loading, "weights_folder", lambda: tmp_path / "weights")
+    monkeypatch.setattr(bundled, "weights_folder", lambda: tmp_path / "weights")
     return "random:pocket"
 
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
-from emad_ref.models import loading
+from emad_ref.models import bundled, loading
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
@@ -246,7 +246,7 @@ class TestHub:
 class TestBundled:
     @pytest.fixture
     def bundle(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-        monkeypatch.setattr(loading, "weights_folder", lambda: folder.parent)
+        monkeypatch.setattr(bundled, "weights_folder", lambda: folder.parent)
         return folder.name
 
     def test_named_by_folder(self, bundle: str) -> None:
