@@ -395,7 +395,7 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
 
 def test_a_model_without_a_tokenizer_reads_no_text(small, tmp_path, capsys):
     small.tokenizer = None
-    for argv in ["calibrate", "small", str(tmp_path / "p.json")]:
+    for argv in (["generate", "small", "hi"], ["calibrate", "small", str(tmp_path / "p.json")]):
         assert cli.main(argv) == 1
         assert "model='small', but expected a model with a tokenizer; pass the folder" in capsys.readouterr().err
 
