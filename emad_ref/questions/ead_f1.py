@@ -21,6 +21,7 @@ from emad_ref.evidence.pair.answered import table_row
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.rules import PAPER
 from emad_ref.evidence.pair.speculation import DRAFTED
+from emad_ref.evidence.pair.turns import turns
 from emad_ref.evidence.study import Study
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import about, nothing_to_route
@@ -150,6 +151,8 @@ def answer(pair: Pair, asked: Asked) -> Answer:
         if task in rules.written:
             rows = _rows(pair, task)
             exhibits += Exhibits((Table(f"score against cost on {task}", rows, "score against cost"),))
+    if written := [task for task in tasks if task in rules.written]:
+        exhibits += turns(rules, written[0])
     return about(pair, verdict, exhibits)
 
 

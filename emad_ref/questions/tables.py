@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.exits.tables import by_rule
+from emad_ref.evidence.explorer import explorer
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.extending import added, part_of
 from emad_ref.protocol import Unsupported
@@ -31,7 +32,14 @@ def early_exits(evidence: Evidence) -> Exhibits:
     return by_rule(evidence.exits)
 
 
-TABLES: dict[str, Shown] = {"Pareto table": pareto, "early exits": early_exits}
+def margins_and_text(evidence: Evidence) -> Exhibits:
+    """Every margin of the sweep, and one short text at each of them: what the page's explorer moves through."""
+    if reason := evidence.subject.without_quality:
+        raise Unsupported(reason)
+    return explorer(evidence.points)
+
+
+TABLES: dict[str, Shown] = {"Pareto table": pareto, "explorer": margins_and_text, "early exits": early_exits}
 
 
 def table_names() -> list[str]:

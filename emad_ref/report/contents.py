@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emad_ref.report.charts import Chart, charts
+from emad_ref.report.figures import EMBEDDED, FIGURES
+from emad_ref.report.opening import Opening, opening
+from emad_ref.report.passages import Explorer, Turns, explorers, turns
 from emad_ref.report.reading import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
 from emad_ref.verdict.claims import OUTCOMES, load_register
@@ -43,19 +47,30 @@ class Table:
 
 @dataclass(frozen=True)
 class ClaimEntry:
-    """One claim: its row, its sentence ("" for a row that this version's register does not have) and its legs."""
+    """One claim: its row, its sentence ("" for a row that this version's register does not have) and its legs.
+
+    ``absent``: it does not apply to this model or text.
+    """
 
     name: str
     title: str
     row: Row
     legs: list[Row]
+    absent: bool
 
 
 @dataclass(frozen=True)
 class Run:
-    """One ``report.json``. ``models``, ``settings`` and ``provenance`` are rows of a name and a value."""
+    """One ``report.json``. ``models``, ``settings`` and ``provenance`` are rows of a name and a value.
+
+    ``opening``, ``charts``, ``explorers`` and ``turns`` are what only a page can set.
+    """
 
     name: str
+    opening: Opening
+    charts: list[Chart]
+    explorers: list[Explorer]
+    turns: list[Turns]
     claims: list[ClaimEntry]
     points: list[Row]
     tables: list[Table]
@@ -120,10 +135,14 @@ def _said(id: str, report: Report) -> str:
 def _run(name: str, report: Report, figures: Mapping[int, Figure]) -> Run:
     return Run(
         name=name,
+        opening=opening(report),
+        charts=charts(report),
+        explorers=explorers(report),
+        turns=turns(report),
         claims=_claims(report["claims"]),
         points=point_rows(report["points"]),
         tables=[
-            Table(f"{table['model']}: {table['title']}", plain_rows(table["rows"]), figures.get(number))
+            Table(f"{table['model']}: {table['title']}", plain_rows(_without_lists(table)), figures.get(number))
             for number, table in enumerate(report["tables"])
         ],
         notes=list(report["notes"]),
@@ -134,6 +153,12 @@ def _run(name: str, report: Report, figures: Mapping[int, Figure]) -> Run:
     )
 
 
+def _without_lists(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows as they stand, but of a table made for the page without columns of lists, which are no cells."""
+    left_out = FIGURES[table["figure"]].lists if table.get("figure") in EMBEDDED else ()
+    return [{key: value for key, value in row.items() if key not in left_out} for row in table["rows"]]
+
+
 def _claims(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
     register = load_register()
     return [
@@ -142,6 +167,7 @@ def _claims(claims: Sequence[Mapping[str, Any]]) -> list[ClaimEntry]:
             title=register[claim["id"]].title if claim["id"] in register else "",
             row=row,
             legs=leg_rows(claim["legs"]),
+            absent=claim["verdict"] == "not applicable",
         )
         for claim, row in zip(claims, claim_rows(claims), strict=True)
     ]

@@ -8,6 +8,12 @@
     exits by minimum layer    mean exit and score over the minimum exit layer, a line per rule (Figures 6 to 9)
     FLOPs by rule             FLOPs per item, confidence and decoder stacked (Figures 10 to 13)
     score against cost        one mark per way to answer: score over FLOPs per token (EAD, trade-off)
+    depth by margin           rise of perplexity and mean depth over net FLOPs saved, a mark per margin
+    depth by token            depth along one text, at margins that save nothing, some and most
+    model by token            entropy along one text that a pair wrote, its rolling mean, and who wrote each token
+
+The last three are ``EMBEDDED``: their tables hold lists, or a row for every token, and are made for the page, which
+moves through them; elsewhere the columns of lists are left out.
 
 Every series has a mark, line or hatch of its own: a printed page has no colours. Nothing is computed but percent.
 ``Figure`` is matplotlib's, made by ``plots``; nothing of matplotlib is imported here.
@@ -41,6 +47,7 @@ class Drawing:
     ``texts``    columns of text.
     ``numbers``  columns without which a row cannot be drawn.
     ``gaps``     columns whose None leaves a gap in a line.
+    ``lists``    columns of lists.
     ``size``     rows → (width, height) in inches.
     """
 
@@ -49,6 +56,7 @@ class Drawing:
     numbers: tuple[str, ...]
     gaps: tuple[str, ...]
     size: Callable[[Rows], tuple[float, float]]
+    lists: tuple[str, ...] = ()
 
 
 def pareto(canvas: Figure, rows: Rows) -> None:
@@ -163,6 +171,49 @@ def score_against_cost(canvas: Figure, rows: Rows) -> None:
     _legend_below(canvas)
 
 
+def depth_by_margin(canvas: Figure, rows: Rows) -> None:
+    """The rise's interval, where there is one, as a bar."""
+    rise, depth = canvas.subplots(2, sharex=True)
+    saved = [100 * row["net reduction %"] for row in rows]
+    rise.plot(saved, [100 * row["rise %"] for row in rows], **_style(0))
+    for row in rows:
+        if row["rise low %"] is not None and row["rise high %"] is not None:
+            ends = (100 * row["rise low %"], 100 * row["rise high %"])
+            rise.vlines(100 * row["net reduction %"], *ends, linewidth=0.8)
+    rise.set(ylabel="rise of perplexity, %")
+    depth.plot(saved, _column(rows, "mean depth"), **_style(1))
+    depth.set(xlabel="net FLOPs saved, %", ylabel="mean depth, layers")
+    depth.set_ylim(bottom=0)
+
+
+def depth_by_token(canvas: Figure, rows: Rows) -> None:
+    """At three margins: the first saves nothing, the last most. What is prompt has no depth of its own."""
+    axes = canvas.add_subplot()
+    decided = [row["depths"] for row in rows if row["depths"]]
+    count = min(map(len, decided), default=0)
+    for number, margin in enumerate(sorted({0, count // 2, count - 1} & set(range(count)))):
+        label = f"margin {margin + 1} of {count}, by what it saves"
+        axes.plot(range(len(decided)), [depths[margin] for depths in decided], **_style(number), label=label)
+    axes.set(xlabel="token after the prompt", ylabel="depth, layers")
+    axes.set_ylim(bottom=0)
+    _legend_below(canvas)
+
+
+def model_by_token(canvas: Figure, rows: Rows) -> None:
+    axes = canvas.add_subplot()
+    told = [row for row in rows if row["entropy, bits"] is not None]
+    places = range(len(told))
+    for number, column in enumerate(("entropy, bits", "rolling, bits")):
+        axes.plot(places, _column(told, column), **_style(number), label=column)
+    axes.plot(places, _column(told, "threshold, bits"), color="grey", linestyle="--", label="threshold, bits")
+    large = [place for place in places if told[place]["model"] == "large"]
+    axes.plot(
+        large, [0.0] * len(large), linestyle="none", marker="|", color="black", label="written by the large model"
+    )
+    axes.set(xlabel="token after the prompt", ylabel="entropy, bits")
+    _legend_below(canvas)
+
+
 def _panels(canvas: Figure, rows: Rows) -> list[tuple[Axes, tuple[str, Rows]]]:
     """Side by side, one per task."""
     tasks = _by("task", rows)
@@ -247,4 +298,23 @@ FIGURES: dict[str, Drawing] = {
     "score against cost": Drawing(
         score_against_cost, ("decoding",), ("score", "MFLOPs per token"), (), _panels_high(1, "decoding")
     ),
+    "depth by margin": Drawing(
+        depth_by_margin,
+        ("point", "put forward as"),
+        ("mean depth", "net reduction %", "perplexity", "rise %"),
+        ("margin, nats", "rise low %", "rise high %"),
+        _panels_high(2),
+        ("probes", "thresholds, nats"),
+    ),
+    "depth by token": Drawing(
+        depth_by_token, ("token", "part"), (), (), _panels_high(1), ("depths", "instead", "entropy, nats")
+    ),
+    "model by token": Drawing(
+        model_by_token,
+        ("token", "part", "model"),
+        ("threshold, bits",),
+        ("entropy, bits", "rolling, bits"),
+        _panels_high(1),
+    ),
 }
+EMBEDDED = ("depth by margin", "depth by token", "model by token")

@@ -1,19 +1,27 @@
-"""The report as one HTML file that needs nothing else: no script, no style sheet, no picture from anywhere.
+"""The report as one HTML file that needs nothing else: no style sheet, no script, no picture from anywhere.
 
-``page.html`` beside this module is the Jinja2 template; autoescape is on, so that whatever came from a model, a corpus
-or a file name is text. A cell whose text is rounded carries the value of ``report.json`` in ``<data value>``, as JSON.
-Jinja2 (extra ``report``) is imported when a page is made.
+``page.html`` beside this module is the Jinja2 template, ``page.css`` and ``page.js`` go into it; autoescape is on, so
+that whatever came from a model, a corpus or a file name is text, and the page's policy names the one script that may
+run by its hash. A cell whose text is rounded carries the value of ``report.json`` in ``<data value>``, as JSON. Jinja2
+(extra ``report``) is imported when a page is made.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from typing import Any
 from xml.etree import ElementTree
 
 from emad_ref.errors import EmadError
 from emad_ref.report.contents import STARRED, Contents
+from emad_ref.report.palette import DARK, LIGHT, variables
+from emad_ref.report.passages import DIALS
+from emad_ref.report.tables import plain_rows
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -23,8 +31,13 @@ class PageMissing(EmadError):
     """Jinja2 is not installed."""
 
 
-def page(contents: Contents, remark: str = "") -> str:
-    """The text of ``index.html``; arguments as of ``document.document``.
+def page(contents: Contents, remark: str = "", changes: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The text of ``index.html``.
+
+    Args:
+        contents: of one run or of several.
+        remark: a sentence below the title, say why there are no figures.
+        changes: rows that share their keys, of what changed since a run that this one is compared with.
 
     Raises:
         PageMissing: the extra ``report`` is not installed.
@@ -37,8 +50,24 @@ def page(contents: Contents, remark: str = "") -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["json"] = json.dumps
     environment.globals["inlined"] = lambda *arguments: Markup(inlined(*arguments))
-    template = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-    return environment.from_string(template).render(contents=contents, remark=remark, starred=STARRED)
+    script = beside("page.js")
+    return environment.from_string(beside("page.html")).render(
+        contents=contents,
+        remark=remark,
+        starred=STARRED,
+        changes=plain_rows(changes),
+        dials=DIALS,
+        light=Markup(variables(LIGHT)),
+        dark=Markup(variables(DARK)),
+        css=Markup(environment.from_string(beside("page.css")).render()),
+        script=Markup(script),
+        digest=Markup(b64encode(hashlib.sha256(script.encode()).digest()).decode()),
+    )
+
+
+def beside(name: str) -> str:
+    """The text of a file of this package."""
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def inlined(svg: str, prefix: str, label: str) -> str:

@@ -50,11 +50,15 @@ def require_drawable(figure: str, rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
         raise BadArgument("rows", rows, "at least one row", "there is nothing to draw")
     drawing = FIGURES[figure]
-    for column in (*drawing.texts, *drawing.numbers, *drawing.gaps):
+    for column in (*drawing.texts, *drawing.numbers, *drawing.gaps, *drawing.lists):
         for number, row in enumerate(rows):
             if column not in row:
                 raise BadArgument(f"columns of row {number}", list(row), f"{column!r}, which figure {figure!r} draws")
             value = row[column]
+            if column in drawing.lists:
+                if not isinstance(value, list):
+                    raise BadArgument(f"row {number}: {column}", value, "a list")
+                continue
             if column in drawing.texts and not isinstance(value, str):
                 raise BadArgument(f"row {number}: {column}", value, "a text")
             if column not in drawing.texts and (isinstance(value, bool) or not isinstance(value, int | float | None)):

@@ -14,6 +14,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from emad_ref.report.figures import EMBEDDED
 from emad_ref.verdict.gating import UNDECIDED
 
 ABSENT = "–"
@@ -142,13 +143,17 @@ def sections(
     claims: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
 ) -> list[tuple[str, str]]:
-    """(title, text) of all that a run shows at its end, in order; what is empty is left out.
+    """(title, text) of all that a run shows at its end, in order; what is empty, or made for the page, is left out.
 
     ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them.
     """
     found = [
         ("emad operating points", points_table(points)),
-        *((f"{table['model']}: {table['title']}", plain_table(table["rows"])) for table in tables),
+        *(
+            (f"{table['model']}: {table['title']}", plain_table(table["rows"]))
+            for table in tables
+            if table.get("figure") not in EMBEDDED
+        ),
         ("emad claims", claims_table(claims)),
         ("emad notes", "\n".join(f"- {note}" for note in notes)),
     ]

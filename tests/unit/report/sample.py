@@ -14,6 +14,57 @@ PARETO = [
     {"family": "EMAD", "net reduction %": 0.5, "rise %": 0.02},
     {"family": "truncation", "net reduction %": 0.4, "rise %": 3.0},
 ]
+MARGINS = [
+    {
+        "point": name,
+        "put forward as": role,
+        "margin, nats": margin,
+        "mean depth": depth,
+        "net reduction %": saved,
+        "perplexity": perplexity,
+        "rise %": rise,
+        "rise low %": low,
+        "rise high %": high,
+        "probes": [2] if margin is not None else [],
+        "thresholds, nats": [1.5 - margin] if margin is not None else [],
+    }
+    for name, role, margin, depth, saved, perplexity, rise, low, high in (
+        ("full depth", "", None, 4.0, 0.0, 8.0, 0.0, None, None),
+        ("emad m=0.50", "chosen on validation", 0.5, 3.0, 0.2, 8.04, 0.005, 0.004, 0.006),
+        ("emad m=0.00", "calibrated default", 0.0, 2.5, 0.4, 8.24, 0.03, 0.02, 0.04),
+    )
+]
+TOKENS = [
+    {"token": "Once", "part": "prompt", "depths": [], "instead": [], "entropy, nats": []},
+    {
+        "token": " upon",
+        "part": "continuation",
+        "depths": [4, 4, 2],
+        "instead": [None, None, " more"],
+        "entropy, nats": [1.25],
+    },
+    {
+        "token": "\n",
+        "part": "continuation",
+        "depths": [4, 2, 2],
+        "instead": [None, None, None],
+        "entropy, nats": [0.5],
+    },
+]
+TURNS = [
+    {"token": token, "part": part, "model": model, "entropy, bits": entropy, "rolling, bits": rolling}
+    | {"threshold, bits": 1.0}
+    for token, part, model, entropy, rolling in (
+        ("Q", "prompt", "large", None, None),
+        (" A", "continuation", "large", 1.5, 1.5),
+        (" B", "continuation", "small", 0.0, 0.75),
+    )
+]
+MOVING = [
+    {"title": "margins on text", "model": "m", "rows": MARGINS, "figure": "depth by margin"},
+    {"title": "a text", "model": "m", "rows": TOKENS, "figure": "depth by token"},
+    {"title": "a text of recall", "model": "s + m", "rows": TURNS, "figure": "model by token"},
+]
 LEGS = (
     Leg("world:premise", "falsified", 0.03125, (0.0211, 0.0419), 200, 0.01, "relative rise", "", 0.00012, 0.99988),
     Leg("recall", "unmeasured", None, None, 0, None, "accuracy drop", "no items"),

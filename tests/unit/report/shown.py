@@ -17,13 +17,19 @@ class Cell:
 
 
 class Page(HTMLParser):
-    """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables and drawings."""
+    """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables, drawings, scripts.
+
+    ``scripts`` that run, ``data`` of those that only hold some.
+    """
 
     def __init__(self, text: str):
         super().__init__(convert_charrefs=True)
         self.tables: dict[str, list[list[Cell]]] = {}
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text, self.open = "", []  # type: str, list[str]
+        self.scripts: list[str] = []
+        self.data: list[Any] = []
+        self._holds_data = False
         self._tables: list[str] = []
         self.feed(text)
         self.close()
@@ -33,6 +39,8 @@ class Page(HTMLParser):
         self.tags.append((tag, given))
         if tag not in VOID:
             self.open.append(tag)
+        if tag == "script":
+            self._holds_data = given.get("type") == "application/json"
         if tag == "table":
             self._tables.append(str(given["aria-label"]))
             self.tables[self._tables[-1]] = []
@@ -52,7 +60,12 @@ class Page(HTMLParser):
         self.tags.append((tag, dict(attrs)))
 
     def handle_data(self, data: str) -> None:
-        if self._tables and self._rows and self._rows[-1] and "tr" in self.open[-4:]:
+        if self.open[-1:] == ["script"]:
+            if self._holds_data:
+                self.data.append(json.loads(data))
+            else:
+                self.scripts.append(data)
+        elif self._tables and self._rows and self._rows[-1] and "tr" in self.open[-4:]:
             self._rows[-1][-1].text += data
         elif not {"svg", "style"} & set(self.open):
             self.text += data

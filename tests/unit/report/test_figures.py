@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.report.figures import FIGURES, LINES, MARKS, QUANTILES
 from emad_ref.report.plots import draw, drawn
-from tests.unit.report.sample import PARETO
+from tests.unit.report.sample import MARGINS, PARETO, TOKENS, TURNS
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 
@@ -66,6 +66,9 @@ ROWS = {
     "exits by minimum layer": EXITS,
     "FLOPs by rule": EXITS,
     "score against cost": COST,
+    "depth by margin": MARGINS,
+    "depth by token": TOKENS,
+    "model by token": TURNS,
 }
 
 
@@ -202,3 +205,28 @@ def test_every_way_to_answer_is_a_mark_of_its_own():
         assert labelled(axes) == {row["decoding"]: [(row["MFLOPs per token"], row["score"])] for row in COST}
         assert axes.get_xlim()[0] == 0
         assert axes.get_xlim()[1] > 7.5
+
+
+def test_margins_stand_by_what_they_save_with_their_intervals():
+    with drawn("depth by margin", MARGINS, "t") as canvas:
+        rise, depth = canvas.axes
+        assert [points(line) for line in rise.lines] == [[(0.0, 0.0), (20.0, 0.5), (pytest.approx(40.0), 3.0)]]
+        assert len(rise.collections) == 2, "full depth has no interval"
+        assert [points(line) for line in depth.lines] == [[(0.0, 4.0), (20.0, 3.0), (pytest.approx(40.0), 2.5)]]
+
+
+def test_depth_along_a_text_is_shown_at_the_first_a_middle_and_the_last_margin():
+    with drawn("depth by token", TOKENS, "t") as canvas:
+        (axes,) = canvas.axes
+        assert [points(line) for line in axes.lines] == [
+            [(0.0, 4.0), (1.0, 4.0)],
+            [(0.0, 4.0), (1.0, 2.0)],
+            [(0.0, 2.0), (1.0, 2.0)],
+        ]
+
+
+def test_a_text_in_turns_shows_entropies_and_who_wrote_what():
+    with drawn("model by token", TURNS, "t") as canvas:
+        found = labelled(canvas.axes[0])
+        assert found["rolling, bits"] == [(0.0, 1.5), (1.0, 0.75)]
+        assert found["written by the large model"] == [(0.0, 0.0)]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
+from base64 import b64encode
 from xml.etree import ElementTree
 
 import pytest
 
 from emad_ref.report.contents import contents
 from emad_ref.report.folder import draw_figures
-from emad_ref.report.page import PageMissing, inlined, page
+from emad_ref.report.page import PageMissing, beside, inlined, page
 from emad_ref.verdict.claims import load_register
 from tests.unit.report.sample import LEGS, PARETO, report, verdict
 from tests.unit.report.shown import Page
@@ -61,7 +63,7 @@ def test_every_leg_is_there_folded_away_below_its_claim():
     assert legs[0]["p falsify"].values == [0.00012]
     assert legs[0]["[95 %]"].values == [[0.0211, 0.0419]]
     tags = [tag for tag, _ in found.tags]
-    assert tags.count("details") == 3, "one per claim, folded: none is open"
+    assert tags.count("details") == 3 + 2, "one per claim and per table, folded: none is open"
     assert not any("open" in attrs for tag, attrs in found.tags if tag == "details")
 
 
@@ -115,10 +117,11 @@ def test_settings_and_provenance_are_shown():
     assert facts["m: fingerprint"].text == "f00d"
 
 
-def test_nothing_is_fetched_and_nothing_runs():
+def test_nothing_is_fetched_and_no_script_runs_but_the_one_that_the_policy_names():
     text = page_of(report())
     found = Page(text)
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in found.tags}
+    assert not {"link", "img", "iframe", "object", "base", "form"} & {tag for tag, _ in found.tags}
+    assert found.scripts == [beside("page.js")]
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert all(
         str(attrs[name]).startswith("#")
@@ -127,7 +130,8 @@ def test_nothing_is_fetched_and_nothing_runs():
         if name in attrs
     )
     (policy,) = [attrs["content"] for tag, attrs in found.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
-    assert policy == "default-src 'none'; style-src 'unsafe-inline'"
+    digest = b64encode(hashlib.sha256(found.scripts[0].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     assert "@import" not in text
     assert "url(http" not in text
 
@@ -148,7 +152,7 @@ def test_what_others_wrote_is_text():
     text = page_of(report(**hostile), report(**hostile), remark=HOSTILE)
     found = Page(text)
     tags = [tag for tag, _ in found.tags]
-    assert "script" not in tags
+    assert found.scripts == [beside("page.js")]
     assert "img" not in tags
     assert not [name for _, attrs in found.tags for name in attrs if name.startswith("on")]
     assert found.open == [], "every element is closed"
@@ -162,7 +166,7 @@ def test_figures_are_inside_with_ids_of_their_own():
     pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
     table = {"title": "equal FLOPs", "model": "m", "rows": PARETO, "figure": "pareto"}
     found = shown(report(tables=[table, table | {"title": "again"}]))
-    drawings = [attrs for tag, attrs in found.tags if tag == "svg"]
+    drawings = [attrs for tag, attrs in found.tags if tag == "svg" and attrs.get("role") == "img"]
     assert [attrs["aria-label"] for attrs in drawings] == ["m: equal FLOPs", "m: again"]
     ids = [attrs["id"] for _, attrs in found.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
@@ -197,7 +201,7 @@ def test_several_runs_are_laid_side_by_side_and_apart():
         {"claim by run": "EAD-H1", "one (1)": "–", "two": "pair: measured", "one (2)": "–"},
     ]
     assert [row["run"].text for row in found.named("how many of each outcome")] == ["one (1)", "two", "one (2)"]
-    links = [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    links = [attrs["href"] for tag, attrs in found.tags if tag == "a" and attrs["href"] != "#main"]
     assert links == ["#run-1", "#run-2", "#run-3"]
     assert set(links) <= {f"#{attrs['id']}" for _, attrs in found.tags if "id" in attrs}
 

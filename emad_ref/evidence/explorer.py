@@ -1,0 +1,136 @@
+"""What the page's explorer shows: every margin of the sweep, and one short text as each of them would read it.
+
+    table 1   margin → thresholds τ_ℓ, mean depth, net saving, perplexity and its rise with an interval; from replay of
+              the evaluation split
+    table 2   a prompt of that split and the model's own greedy continuation at full depth, of ``TRIED`` the one on
+              which depth differs most, token by token: H_ℓ at every probe, and for each row of table 1 the depth at
+              which the token was said and, where it differs, what would have been said there instead
+
+The text stays as it is, whatever the margin: depths are replayed over it, as over every text that is judged, and the
+first row is full depth. Nothing here decides anything: intervals are those of one point looked at alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from emad_ref.calibration.trace import TokenSequence, Trace
+from emad_ref.evidence.exhibits import Exhibits, Table
+from emad_ref.evidence.points import Points
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Ints
+from emad_ref.replay import Replay, replay_all
+from emad_ref.sweep.losses import Loss
+from emad_ref.verdict.interval import document_draws, perplexity_rise
+
+MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
+PROMPT, CONTINUED = 16, 44  # tokens
+TRIED = 4  # prompts, of which the text is shown on which depth differs most
+RESAMPLES = 2000  # of the documents: bounds to two digits, which is what is shown
+
+
+def explorer(points: Points) -> Exhibits:
+    """Both tables.
+
+    Raises:
+        Unsupported: thresholds differ from token to token.
+    """
+    losses = swept(points)
+    if any(len(loss.point.thresholds) > 1 for loss in losses):
+        raise Unsupported("thresholds of this profile depend on the token: no margin has one per probe")
+    margins = Table(f"margins on {points.subject.corpus}", margin_rows(points, losses), MARGINS)
+    text = Table("a text at every margin", token_rows(points, [loss.point for loss in losses]), TOKENS)
+    return Exhibits((margins, text))
+
+
+def swept(points: Points) -> list[Loss]:
+    """Full depth, then every margin of the sweep and of the points put forward, from those that save least."""
+    at = {loss.point.margin_nats: loss for loss in (*points.emad_sweep, *points.losses)}
+    return [points.full_loss, *sorted(at.values(), key=lambda loss: -(loss.point.margin_nats or 0.0))]
+
+
+def margin_rows(points: Points, losses: Sequence[Loss]) -> list[dict[str, Any]]:
+    """A row per loss. Columns that end in " %" are fractions; ``thresholds, nats`` one per probe, () at full depth."""
+    draws = document_draws(len(points.traces.lengths), RESAMPLES, np.random.default_rng(points.subject.seed))
+    return [_margin_row(points, loss, draws) for loss in losses]
+
+
+def _margin_row(points: Points, loss: Loss, draws: Any) -> dict[str, Any]:
+    nll, full, tokens = points.nll(loss)
+    rise = perplexity_rise(nll, full, tokens, threshold=0.0, rng=np.random.default_rng(0), draws=draws)
+    known = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
+    return {
+        "point": loss.point.name,
+        "put forward as": ", ".join(points.roles.get(loss.point, ())),
+        "margin, nats": loss.point.margin_nats,
+        "mean depth": loss.mean_depth,
+        "net reduction %": loss.net_reduction,
+        "perplexity": loss.perplexity,
+        "rise %": loss.perplexity_rise,
+        "rise low %": rise.low if known else None,
+        "rise high %": rise.high if known else None,
+        "probes": list(loss.point.probes),
+        "thresholds, nats": [float(np.float32(each)) for row in loss.point.thresholds for each in row],
+    }
+
+
+def token_rows(points: Points, compared: Sequence[OperatingPoint]) -> list[dict[str, Any]]:
+    """A row per token; lists of a prompt's tokens are empty, for they are read at full depth and not decided.
+
+    ``entropy, nats``  one per probe, of what the layer would say.
+    ``depths``         one per point of ``compared``; ``instead`` what is likeliest there, None where it is the token.
+    """
+    subject, probes = points.subject, max((point.probes for point in compared), key=len)
+    opened = subject.prompts(TRIED, min(PROMPT, subject.window // 2))
+    told = subject.own_greedy(opened, min(CONTINUED, subject.window - len(opened[0].tokens)))
+    texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, told, strict=True)]
+    whole, trace, replays = max(
+        (_replayed(points, text, len(opened[0].tokens), compared) for text in texts), key=lambda each: _varied(each[2])
+    )
+    words = pieces(subject.loaded.tokenizer, whole)
+    read = len(words) - len(trace)
+    said = [{"depths": [], "instead": [], "entropy, nats": []}] * read + _decided(points, trace, replays, probes)
+    return [
+        {"token": piece, "part": "prompt" if at < read else "continuation", **one}
+        for at, (piece, one) in enumerate(zip(words, said, strict=True))
+    ]
+
+
+def _replayed(
+    points: Points, text: Ints, read: int, compared: Sequence[OperatingPoint]
+) -> tuple[Ints, Trace, list[Replay]]:
+    """``text``, of which ``read`` tokens are prompt, its trace, and its replay at every point."""
+    trace = points.subject.trace([TokenSequence(text, adaptive_from=read - 1)], "a text for the page")
+    return text, trace, list(replay_all(trace, compared))
+
+
+def _varied(replays: Sequence[Replay]) -> float:
+    """How much depth differs along a text and between points: of some texts the one to look at."""
+    return float(np.var([each.depth for each in replays]))
+
+
+def _decided(points: Points, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...]) -> list[dict[str, Any]]:
+    columns = np.array(probes, dtype=np.int64) - 1
+    likeliest = [pieces(points.subject.loaded.tokenizer, each.top1) for each in replays]
+    return [
+        {
+            "depths": [int(each.depth[at]) for each in replays],
+            "instead": [
+                None if each.top1[at] == trace.target[at] else texts[at]
+                for each, texts in zip(replays, likeliest, strict=True)
+            ],
+            "entropy, nats": [float(value) for value in trace.entropy_nats[at, columns]],
+        }
+        for at in range(len(trace))
+    ]
+
+
+def pieces(tokenizer: Any, tokens: Ints) -> list[str]:
+    """Each token as text by itself; its id where there is no tokenizer."""
+    if tokenizer is None:
+        return [f"⟨{token}⟩" for token in tokens.tolist()]
+    return [str(tokenizer.decode([token])) for token in tokens.tolist()]
