@@ -3,7 +3,6 @@
     cost and quality    rise of perplexity over net FLOPs saved, the region that the claim asks for shaded
     entropy by depth    mean entropy after each layer, targets of the probes
     depth by position   depth along the text, and where it no longer rises
-    speed               how many times as fast, with intervals where a verdict has them
 
 Every mark carries its numbers as text, one of which is shown at a time. Lines differ by dash and are named beside
 themselves; colour only helps.
@@ -82,7 +81,6 @@ class Layout:
     y: Axis
     good: tuple[float, float, float, float] | None
     drawn: list[Drawn]
-    rule: float | None
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,7 @@ class Chart:
 def charts(report: Report) -> list[Chart]:
     """All that the report has numbers for."""
     models = [model["name"] for model in report["models"]]
-    found = [
-        make(report, model) for model in models for make in (cost_and_quality, entropy_by_depth, by_position, speed)
-    ]
+    found = [make(report, model) for model in models for make in (cost_and_quality, entropy_by_depth, by_position)]
     return [chart for chart in found if chart is not None]
 
 
@@ -112,7 +108,7 @@ def cost_and_quality(report: Report, model: str) -> Chart | None:
     """EMAD at every margin with its interval, the points put forward, and other families where they were compared."""
     register = load_register()["EMAD-F1"].thresholds
     saving, most = register["flop_reduction"], register["perplexity_rise"]
-    series = [*_swept(report, model), *_families(report, model), *_put_forward(report, model)]
+    series = [*_swept(report, model), *_put_forward(report, model), *_families(report, model)]
     marks = [mark for one in series for mark in one.marks]
     if not marks:
         return None
@@ -164,10 +160,10 @@ def _swept(report: Report, model: str) -> list[Series]:
 
 
 def _families(report: Report, model: str) -> list[Series]:
-    """The best point of each family at each net reduction."""
+    """The best point of each family at each net reduction, from the first such table: later ones are of other text."""
     rows = [
         row
-        for row in _rows(report, model, "pareto")
+        for row in _rows(report, model, "pareto", tables=1)
         if row["net reduction %"] is not None
         and row["rise %"] is not None
         and not row["family"].startswith("EMAD, mean")
@@ -198,6 +194,7 @@ def _families(report: Report, model: str) -> list[Series]:
 
 
 def _put_forward(report: Report, model: str) -> list[Series]:
+    chosen = _shown_first(report["points"])
     marks = [
         Mark(
             point["net_reduction"],
@@ -211,7 +208,7 @@ def _put_forward(report: Report, model: str) -> list[Series]:
                 ("mean depth", f"{forms.layers(point.get('mean_depth'))} layers"),
             ],
             _pair(point.get("interval")),
-            chosen="chosen on validation" in (point.get("roles") or ()),
+            chosen=chosen is not None and point["name"] == chosen,
         )
         for point in report["points"]
         if point.get("model", model) == model
@@ -219,6 +216,13 @@ def _put_forward(report: Report, model: str) -> list[Series]:
         and point.get("perplexity_rise") is not None
     ]
     return [Series("points put forward", marks, joined=False)] if marks else []
+
+
+def _shown_first(points: Sequence[Mapping[str, Any]]) -> str | None:
+    """The point whose numbers are shown until another is chosen: that of validation, else any put forward."""
+    roles = {point["name"]: point.get("roles") or () for point in points}
+    forward = [name for name, own in roles.items() if own]
+    return next((name for name in forward if "chosen on validation" in roles[name]), forward[0] if forward else None)
 
 
 def entropy_by_depth(report: Report, model: str) -> Chart | None:
@@ -304,45 +308,6 @@ def collapse(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def speed(report: Report, model: str) -> Chart | None:
-    """Legs of timed rows, each a ratio with its interval; 1 is no faster."""
-    legs = [
-        (claim["id"], leg)
-        for claim in report["claims"]
-        if claim["model"] == model
-        for leg in claim["legs"]
-        if "as fast" in leg["unit"] and leg["estimate"] is not None
-    ]
-    if not legs:
-        return None
-    marks = [
-        Mark(
-            number,
-            leg["estimate"],
-            f"{claim}: {leg['name']}",
-            [
-                ("as fast", f"{forms.number(leg['estimate'], 3)} ×"),
-                (
-                    "95 % interval",
-                    " to ".join(forms.number(each, 3) for each in leg["interval"]) if leg["interval"] else "–",
-                ),
-                ("pairs", str(leg["n"])),
-            ],
-            _pair(leg["interval"]),
-        )
-        for number, (claim, leg) in enumerate(legs)
-    ]
-    return _plain(
-        f"{model}: speed",
-        "How many times as fast as full depth, paired requests; above 1 is faster. Names stand with each mark.",
-        ("timed arm", "times as fast"),
-        [Series("times as fast", marks, joined=False)],
-        marks,
-        [str(number + 1) for number in range(len(marks))],
-        1.0,
-    )
-
-
 def _plain(
     title: str,
     said: str,
@@ -350,10 +315,9 @@ def _plain(
     series: list[Series],
     marks: list[Mark],
     places: list[str] | None = None,
-    rule: float | None = None,
 ) -> Chart:
-    """Linear axes, the upright one from 0; ``places`` name the whole numbers across; ``rule``: a line at a height."""
-    high = max([mark.y for mark in marks] + [mark.interval[1] for mark in marks if mark.interval] + [rule or 0.0])
+    """Linear axes, the upright one from 0; ``places`` name the whole numbers across."""
+    high = max(mark.y for mark in marks)
     low, last = min(mark.x for mark in marks), max(mark.x for mark in marks)
 
     def axes(frame: Frame) -> tuple[Axis, Axis, None]:
@@ -364,12 +328,10 @@ def _plain(
         x = Axis(x.place, [(x.place(at), places[at] if places else str(at)) for at in shown])
         return x, linear(0.0, 1.05 * high or 1.0, frame.top + frame.up, frame.top, lambda v: f"{v:g}"), None
 
-    return Chart(title, said, *labels, _laid_out(series, axes, rule), marks)
+    return Chart(title, said, *labels, _laid_out(series, axes), marks)
 
 
-def _laid_out(
-    series: list[Series], axes: Callable[[Frame], tuple[Axis, Axis, Any]], rule: float | None = None
-) -> list[Layout]:
+def _laid_out(series: list[Series], axes: Callable[[Frame], tuple[Axis, Axis, Any]]) -> list[Layout]:
     found = []
     for screen, frame in FRAMES.items():
         x, y, good = axes(frame)
@@ -381,7 +343,8 @@ def _laid_out(
             path = " ".join(f"{mark.x},{mark.y}" for mark in marks) if one.joined else ""
             drawn.append(Drawn(one.name, style, path, marks, end, height))
             count += len(marks)
-        found.append(Layout(screen, frame, x, y, good, drawn, None if rule is None else y.place(rule)))
+        drawn.sort(key=lambda one: (not one.path, -one.style))  # lone marks lie above lines, the first above others
+        found.append(Layout(screen, frame, x, y, good, drawn))
     return found
 
 
@@ -391,13 +354,10 @@ def _placed(number: int, mark: Mark, x: Axis, y: Axis) -> Placed:
     return Placed(number, x.place(mark.x), y.place(mark.y), low, high, mark.chosen, f"{mark.name}: {said}")
 
 
-def _rows(report: Report, model: str, figure: str) -> list[Mapping[str, Any]]:
-    return [
-        row
-        for table in report["tables"]
-        if table.get("figure") == figure and table["model"] == model
-        for row in table["rows"]
-    ]
+def _rows(report: Report, model: str, figure: str, tables: int | None = None) -> list[Mapping[str, Any]]:
+    """Of the first so many tables, or of all."""
+    found = [table for table in report["tables"] if table.get("figure") == figure and table["model"] == model]
+    return [row for table in found[:tables] for row in table["rows"]]
 
 
 def _pair(interval: Sequence[float | None] | None) -> tuple[float, float] | None:

@@ -18,6 +18,7 @@ from emad_ref.report.opening import Opening, opening
 from emad_ref.report.passages import Explorer, Turns, explorers, turns
 from emad_ref.report.reading import Report
 from emad_ref.report.tables import ABSENT, Cell, Row, claim_rows, leg_rows, plain_rows, point_rows
+from emad_ref.report.timings import Strip, timings
 from emad_ref.verdict.claims import OUTCOMES, load_register
 
 STARRED = "* the row gates: where it is falsified, the run fails"
@@ -63,7 +64,7 @@ class ClaimEntry:
 class Run:
     """One ``report.json``. ``models``, ``settings`` and ``provenance`` are rows of a name and a value.
 
-    ``opening``, ``charts``, ``explorers`` and ``turns`` are what only a page can set.
+    ``opening``, ``charts``, ``explorers``, ``turns`` and ``timings`` are what only a page can set.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Run:
     charts: list[Chart]
     explorers: list[Explorer]
     turns: list[Turns]
+    timings: list[Strip]
     claims: list[ClaimEntry]
     points: list[Row]
     tables: list[Table]
@@ -139,6 +141,7 @@ def _run(name: str, report: Report, figures: Mapping[int, Figure]) -> Run:
         charts=charts(report),
         explorers=explorers(report),
         turns=turns(report),
+        timings=timings(report),
         claims=_claims(report["claims"]),
         points=point_rows(report["points"]),
         tables=[

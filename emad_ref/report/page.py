@@ -22,6 +22,7 @@ from emad_ref.report.contents import STARRED, Contents
 from emad_ref.report.palette import DARK, LIGHT, variables
 from emad_ref.report.passages import DIALS
 from emad_ref.report.tables import plain_rows
+from emad_ref.report.timings import WIDTH
 
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 REFERENCE = re.compile(r"url\(#([^)]+)\)")
@@ -57,6 +58,7 @@ def page(contents: Contents, remark: str = "", changes: Sequence[Mapping[str, An
         starred=STARRED,
         changes=plain_rows(changes),
         dials=DIALS,
+        strip_width=WIDTH,
         light=Markup(variables(LIGHT)),
         dark=Markup(variables(DARK)),
         css=Markup(environment.from_string(beside("page.css")).render()),

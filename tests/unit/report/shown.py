@@ -17,9 +17,9 @@ class Cell:
 
 
 class Page(HTMLParser):
-    """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables, drawings, scripts.
+    """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables, drawings and
 
-    ``scripts`` that run, ``data`` of those that only hold some.
+    scripts; ``scripts`` that run, ``data`` of those that only hold some.
     """
 
     def __init__(self, text: str):

@@ -14,6 +14,8 @@ from emad_ref.report.contents import contents
 from emad_ref.report.page import beside, page
 from emad_ref.report.palette import DARK, LIGHT
 from emad_ref.report.passages import explorers, fits, shade
+from emad_ref.report.timings import timings
+from emad_ref.verdict.claims import Leg
 from tests.unit.report.sample import MARGINS, MOVING, TOKENS, report, report_2, verdict
 from tests.unit.report.shown import Page
 
@@ -179,6 +181,25 @@ def test_the_collapse_is_named_where_depth_falls():
     assert "from positions 3–4 on, depth is down to 4.2 of 12.0 layers and never rises again" in text
     flat = [row | {"mean depth": 12.0} for row in rows]
     assert "nothing collapses" in page_of(report(tables=[table | {"rows": flat}])).text
+
+
+def test_timed_legs_stand_on_one_scale_with_their_intervals():
+    legs = (
+        Leg("batch 1", "survived", 1.25, (1.2, 1.3), 30, 1.1, "× as fast"),
+        Leg("batch 4", "measured", 2.0, None, 1, None, "× as fast in total"),
+        Leg("perplexity", "survived", 0.0, None, 1, None, "relative rise"),
+    )
+    data = report(claims=[verdict("survived", "EMAD-F2", legs=legs)])
+    found = page_of(data).named("speed")
+    assert [(row["timed"].text, row["times as fast"].text, row["[95 %]"].text) for row in found] == [
+        ("batch 1", "1.25 ×", "[1.2, 1.3]"),
+        ("batch 4", "2 ×", "–"),
+    ]
+    one, two = timings(data)
+    assert one.at - one.one == pytest.approx((two.at - two.one) / 4), "1.25 lies a quarter as far from 1 as 2"
+    assert one.low < one.at < one.high
+    assert (two.low, two.high) == (None, None)
+    assert "speed" not in page_of(report()).tables
 
 
 # ---------------------------------------------------------------- everyone can use it
