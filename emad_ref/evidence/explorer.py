@@ -12,6 +12,7 @@ first row is full depth. Nothing here decides anything: intervals are those of o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from emad_ref.verdict.interval import document_draws, perplexity_rise
 
 MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
 PROMPT, CONTINUED = 16, 44  # tokens
-TRIED = 4  # prompts, of which the text is shown on which depth differs most
+TRIED = 12  # prompts, of which the text is shown on which depth differs most
 RESAMPLES = 2000  # of the documents: bounds to two digits, which is what is shown
 
 
@@ -86,47 +87,40 @@ def token_rows(points: Points, compared: Sequence[OperatingPoint]) -> list[dict[
     """
     subject, probes = points.subject, max((point.probes for point in compared), key=len)
     opened = subject.prompts(TRIED, min(PROMPT, subject.window // 2))
-    told = subject.own_greedy(opened, min(CONTINUED, subject.window - len(opened[0].tokens)))
+    read = len(opened[0].tokens)
+    told = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, told, strict=True)]
-    whole, trace, replays = max(
-        (_replayed(points, text, len(opened[0].tokens), compared) for text in texts), key=lambda each: _varied(each[2])
-    )
-    words = pieces(subject.loaded.tokenizer, whole)
-    read = len(words) - len(trace)
-    said = [{"depths": [], "instead": [], "entropy, nats": []}] * read + _decided(points, trace, replays, probes)
+    trace = subject.trace([TokenSequence(text, adaptive_from=read - 1) for text in texts], "texts for the page")
+    replays = list(replay_all(trace, compared))
+    number, rows = _most_varied(trace, replays)
+    words = pieces(subject.loaded.tokenizer, texts[number])
+    said = [{"depths": [], "instead": [], "entropy, nats": []}] * read
+    said += [_decided(points, trace, replays, probes, row) for row in rows]
     return [
         {"token": piece, "part": "prompt" if at < read else "continuation", **one}
         for at, (piece, one) in enumerate(zip(words, said, strict=True))
     ]
 
 
-def _replayed(
-    points: Points, text: Ints, read: int, compared: Sequence[OperatingPoint]
-) -> tuple[Ints, Trace, list[Replay]]:
-    """``text``, of which ``read`` tokens are prompt, its trace, and its replay at every point."""
-    trace = points.subject.trace([TokenSequence(text, adaptive_from=read - 1)], "a text for the page")
-    return text, trace, list(replay_all(trace, compared))
+def _most_varied(trace: Trace, replays: Sequence[Replay]) -> tuple[int, range]:
+    """The text on which depth differs most, from token to token and from point to point: its number and its rows."""
+    depth = np.stack([each.depth for each in replays])
+    rows = [range(*bounds) for bounds in itertools.pairwise(trace.starts.tolist())]
+    number = int(np.argmax([depth[:, own].var() for own in rows]))
+    return number, rows[number]
 
 
-def _varied(replays: Sequence[Replay]) -> float:
-    """How much depth differs along a text and between points: of some texts the one to look at."""
-    return float(np.var([each.depth for each in replays]))
-
-
-def _decided(points: Points, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...]) -> list[dict[str, Any]]:
-    columns = np.array(probes, dtype=np.int64) - 1
-    likeliest = [pieces(points.subject.loaded.tokenizer, each.top1) for each in replays]
-    return [
-        {
-            "depths": [int(each.depth[at]) for each in replays],
-            "instead": [
-                None if each.top1[at] == trace.target[at] else texts[at]
-                for each, texts in zip(replays, likeliest, strict=True)
-            ],
-            "entropy, nats": [float(value) for value in trace.entropy_nats[at, columns]],
-        }
-        for at in range(len(trace))
-    ]
+def _decided(
+    points: Points, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...], row: int
+) -> dict[str, Any]:
+    columns, target = np.array(probes, dtype=np.int64) - 1, trace.target[row]
+    others = [None if each.top1[row] == target else each.top1[row : row + 1] for each in replays]
+    tokenizer = points.subject.loaded.tokenizer
+    return {
+        "depths": [int(each.depth[row]) for each in replays],
+        "instead": [None if other is None else pieces(tokenizer, other)[0] for other in others],
+        "entropy, nats": [float(value) for value in trace.entropy_nats[row, columns]],
+    }
 
 
 def pieces(tokenizer: Any, tokens: Ints) -> list[str]:

@@ -18,7 +18,6 @@ class Cell:
 
 class Page(HTMLParser):
     """``tables``: label → rows of cells, the header first; ``tags`` in order; ``text`` outside tables, drawings and
-
     scripts; ``scripts`` that run, ``data`` of those that only hold some.
     """
 
