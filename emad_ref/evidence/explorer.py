@@ -22,7 +22,7 @@ from emad_ref.calibration.trace import TokenSequence, Trace
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.points import Points
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Unsupported
+from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
 from emad_ref.replay import Replay, replay_all
 from emad_ref.sweep.losses import Loss
@@ -38,7 +38,7 @@ def explorer(points: Points) -> Exhibits:
     """Both tables.
 
     Raises:
-        Unsupported: thresholds differ from token to token.
+        Unsupported: thresholds differ from token to token, or no document is as long as a prompt.
     """
     losses = swept(points)
     if any(len(loss.point.thresholds) > 1 for loss in losses):
@@ -84,17 +84,23 @@ def token_rows(points: Points, compared: Sequence[OperatingPoint]) -> list[dict[
 
     ``entropy, nats``  one per probe, of what the layer would say.
     ``depths``         one per point of ``compared``; ``instead`` what is likeliest there, None where it is the token.
+
+    Raises:
+        Unsupported: no document is as long as a prompt.
     """
     subject, probes = points.subject, max((point.probes for point in compared), key=len)
-    opened = subject.prompts(TRIED, min(PROMPT, subject.window // 2))
-    read = len(opened[0].tokens)
+    read = min(PROMPT, subject.window // 2)
+    windows = [window.tokens for window in subject.sequences("evaluate", TRIED)]
+    opened = [Prompt(tokens[:read]) for tokens in windows if len(tokens) >= read]
+    if not opened:
+        raise Unsupported(f"corpus={subject.corpus!r} has no document of {read} tokens to open a text with")
     told = subject.own_greedy(opened, min(CONTINUED, subject.window - read))
     texts = [np.concatenate([prompt.tokens, emitted]) for prompt, emitted in zip(opened, told, strict=True)]
     trace = subject.trace([TokenSequence(text, adaptive_from=read - 1) for text in texts], "texts for the page")
     replays = list(replay_all(trace, compared))
     number, rows = _most_varied(trace, replays)
     words = pieces(subject.loaded.tokenizer, texts[number])
-    said = [{"depths": [], "instead": [], "entropy, nats": []}] * read
+    said: list[dict[str, Any]] = [{"depths": [], "instead": [], "entropy, nats": []}] * read
     said += [_decided(points, trace, replays, probes, row) for row in rows]
     return [
         {"token": piece, "part": "prompt" if at < read else "continuation", **one}

@@ -7,9 +7,10 @@ or any time later (``emad report``). What an extra is missing for is left out, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from emad_ref.files import remove, write_atomically
 from emad_ref.report.contents import Figure, Figures, contents
@@ -36,10 +37,13 @@ class Written:
         return "; ".join([", ".join(pages + drawn), *self.left_out, *later])
 
 
-def write_pages(reports: Sequence[Report], folder: Path) -> Written:
+def write_pages(reports: Sequence[Report], folder: Path, changes: Sequence[Mapping[str, Any]] = ()) -> Written:
     """Write everything that shows ``reports`` into ``folder``, which exists; each file whole or not at all.
 
     A page that cannot be made leaves none behind: one of an earlier run would tell of another report.
+
+    Args:
+        changes: rows for the page's section on what changed, as of ``page.page``.
 
     Raises:
         BadFile: the folder cannot be written to.
@@ -50,7 +54,7 @@ def write_pages(reports: Sequence[Report], folder: Path) -> Written:
     texts = drawn | {DOCUMENT: document(laid_out, remark)}
     left_out = [remark] if remark else []
     try:
-        texts[PAGE] = page(laid_out, remark)
+        texts[PAGE] = page(laid_out, remark, changes)
     except PageMissing as missing:
         remove(folder / PAGE, "report")
         left_out.append(f"no {PAGE}: {missing}")

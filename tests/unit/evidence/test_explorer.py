@@ -12,7 +12,7 @@ import pytest
 from emad_ref.calibration.trace import TokenSequence
 from emad_ref.decoding.branching import Walk
 from emad_ref.decoding.switching import SwitchingRule
-from emad_ref.evidence.explorer import explorer, pieces, swept
+from emad_ref.evidence.explorer import explorer, pieces, swept, token_rows
 from emad_ref.evidence.pair.turns import turns
 from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.replay import replay
@@ -93,6 +93,19 @@ def test_thresholds_that_differ_from_token_to_token_have_no_explorer(points, mon
     monkeypatch.setitem(points.__dict__, "emad_sweep", [binned])
     with pytest.raises(Unsupported, match="depend on the token"):
         explorer(points)
+
+
+def test_a_corpus_of_few_documents_has_a_text_and_one_of_none_so_long_says_so(points, monkeypatch):
+    def windows(split, count):
+        return [TokenSequence(np.arange(length)) for length in lengths]
+
+    monkeypatch.setattr(points.subject, "sequences", windows)
+    lengths = [5, 20, 3]
+    rows = token_rows(points, [points.full_loss.point, points.put_forward[0]])
+    assert [row["token"] for row in rows[:3]] == ["⟨0⟩", "⟨1⟩", "⟨2⟩"]
+    lengths = [5, 3]
+    with pytest.raises(Unsupported, match="no document of 12 tokens"):
+        token_rows(points, [points.full_loss.point])
 
 
 def test_pieces_are_texts_of_single_tokens_and_ids_without_a_tokenizer():

@@ -129,3 +129,8 @@ def test_reports_need_neither_a_model_nor_torch():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
     assert folder.DOCUMENT == "report.md"
+
+
+def test_changes_that_are_given_reach_the_page(tmp_path):
+    write_pages([report()], tmp_path, [{"claim": "EMAD-F1", "before": "survived", "now": "falsified"}])
+    assert "What changed" in (tmp_path / "index.html").read_text(encoding="utf-8")

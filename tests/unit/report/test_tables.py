@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from emad_ref.report.tables import claims_table, plain_table, points_table
+from emad_ref.report.tables import claims_table, plain_table, points_table, sections
 from emad_ref.verdict.claims import Verdict
+from tests.unit.report.sample import MOVING
 
 POINT = {
     "model": "m",
@@ -169,3 +170,8 @@ def test_many_ids_wrap_between_ids():
     table = claims_table([claim(id=name, verdict="unmeasured", reason="no data", **absent) for name in names])
     shown = " ".join(line.split("  ")[0] for line in table.splitlines()[2:])
     assert shown.replace(",", "").split() == names
+
+
+def test_what_is_made_for_the_page_stays_out_of_the_terminal():
+    """A row for every token, and lists: the report holds them, and only the page can show them."""
+    assert [title for title, _ in sections([], MOVING, [], ["n"])] == ["emad notes"]
