@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "load": "emad_ref.models.loading",
-    "weights_folder": "emad_ref.models.loading",
+    "weights_folder": "emad_ref.models.bundled",
     "Stepper": "emad_ref.models.stepper",
     "CausalStepper": "emad_ref.models.causal",
     "Seq2SeqStepper": "emad_ref.models.seq2seq",

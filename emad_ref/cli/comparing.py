@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument, EmadError
 
 if TYPE_CHECKING:  # tabulate and its tables: no verb pays for another's
@@ -216,3 +217,9 @@ def compare_arguments(sub: argparse.ArgumentParser) -> None:
                      "also numbers that moved for worse")  # fmt: skip
     sub.add_argument("--markdown", action="store_true", help='for a job summary: >> "$GITHUB_STEP_SUMMARY"')
     sub.add_argument("-v", "--verbose", action="store_true", help="every row, also those as before")
+    examples(
+        sub,
+        "emad compare base/ report/",
+        "emad compare base/ report/ --fail-on gate -v",
+        'emad compare base/ report/ --markdown >> "$GITHUB_STEP_SUMMARY"',
+    )

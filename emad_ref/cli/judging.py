@@ -269,12 +269,13 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     )
     examples(
         sub,
-        "emad judge emad-tiny --claims EMAD-F1,EMAD-R1",
+        "emad judge emad-tiny --only EMAD-F1,EMAD-R*",
         "emad judge emad-tiny --gate known --golden golden --seed 1 --tables",
         "emad judge ./llama --corpus wikitext --data ./data --budget standard --device cuda --dtype bfloat16",
         "emad judge emad-tiny --profile profile.json --margin 0.2 --inconclusive fail --require quality",
         "emad judge emad-tiny --decoder 'exec:emad serve emad-tiny' --decoder-timeout 30 --gate-claims EMAD-E10",
         "emad judge ./llama --lm-eval-tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
+        "emad judge emad-tiny --claims EAD-F1 --pair emad-nano,emad-tiny",
         "emad judge emad-tiny --claims EAD-F1 --small-model emad-nano --large-model emad-tiny",
     )
 

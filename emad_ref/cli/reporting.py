@@ -12,21 +12,32 @@ from emad_ref.files import require_writable_folder
 
 def report(args: argparse.Namespace) -> None:
     """Write what shows one report.json, or several together: a document, a page, figures."""
+    from emad_ref.report.comparing import changes
     from emad_ref.report.folder import write_pages
-    from emad_ref.report.reading import read_reports
+    from emad_ref.report.reading import read_report, read_reports
 
     if args.out is None and len(args.folders) > 1:
         raise BadArgument(
             "out", None, "a folder", "pass --out DIR: the pages of several reports belong to none of them"
         )
+    if args.against is not None and len(args.folders) > 1:
+        raise BadArgument("against", args.against, "one report to compare with it", "name a single DIR")
     reports = read_reports(args.folders)
+    changed = changes(read_report(args.against), reports[0]) if args.against is not None else []
     out = args.out or args.folders[0]
     require_writable_folder(out, "out")
-    written = write_pages(reports, out)
+    written = write_pages(reports, out, changed)
     print(f"{out}: {written}")
 
 
 def report_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="written by pytest --emad-report")
     sub.add_argument("--out", type=Path, metavar="DIR", help="folder to write; of a single report its own by default")
-    examples(sub, "emad report report/", "emad report runs/a runs/b --out pages/")
+    sub.add_argument("--against", type=Path, metavar="REPORT",
+                     help="an earlier report: the page shows what changed since, as emad compare says it")  # fmt: skip
+    examples(
+        sub,
+        "emad report report/",
+        "emad report runs/a runs/b --out pages/",
+        "emad report report/ --against base/",
+    )

@@ -26,7 +26,8 @@ from emad_ref.protocol import Prompt, Unsupported
 from emad_ref.record import Ints
 from emad_ref.replay import Replay, replay_all
 from emad_ref.sweep.losses import Loss
-from emad_ref.verdict.interval import document_draws, perplexity_rise
+from emad_ref.verdict.bootstrap import document_draws
+from emad_ref.verdict.rates import perplexity_rise
 
 MARGINS, TOKENS = "depth by margin", "depth by token"  # figures of ``report.figures``
 PROMPT, CONTINUED = 16, 44  # tokens

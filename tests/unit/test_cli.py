@@ -31,7 +31,7 @@ from emad_ref.text import sources
 from emad_ref.training import loop
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.report.sample import report as reported
-from tests.unit.report.sample import written
+from tests.unit.report.sample import verdict, written
 from tests.unit.test_files import device
 
 JUDGED = ("calibrate", "validate", "evaluate")
@@ -458,6 +458,21 @@ def test_report_sets_several_runs_on_one_page(tmp_path):
     assert "# Verdicts on one, two" in text
     assert text.index("## one") < text.index("## two")
     assert not (tmp_path / "one" / "report.md").exists()
+
+
+def test_report_shows_what_changed_since_another(tmp_path, capsys):
+    run, earlier = (
+        written(tmp_path / outcome, reported("m", tables=[], claims=[verdict(outcome)]))
+        for outcome in ("falsified", "survived")
+    )
+    assert cli.main(["report", str(run)]) == 0
+    page = run / "index.html"
+    assert "What changed" not in page.read_text(encoding="utf-8")
+    assert cli.main(["report", str(run), "--against", str(earlier)]) == 0
+    assert "What changed" in page.read_text(encoding="utf-8")
+    capsys.readouterr()
+    assert cli.main(["report", str(run), str(earlier), "--out", str(tmp_path / "o"), "--against", str(earlier)]) == 1
+    assert "against=" in capsys.readouterr().err
 
 
 def test_report_refuses_what_it_cannot_read_or_write(tmp_path, capsys):

@@ -33,7 +33,7 @@ def arguments(parser):
 def words_of(line):
     """What stands before the first pipe or redirection, without ``emad``."""
     words = shlex.split(line)
-    end = next((i for i, word in enumerate(words) if word in ("|", ">")), len(words))
+    end = next((i for i, word in enumerate(words) if word in ("|", ">", ">>")), len(words))
     return words[1:end]
 
 
