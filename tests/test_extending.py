@@ -96,7 +96,7 @@ def test_a_family_of_others_is_walked_and_audited(site: Path, tmp_path: Path) ->
 def test_without_the_package_its_names_are_unknown(tmp_path: Path) -> None:
     done = run(tmp_path, "emad_ref", "judge", "emad-nano", "--claims", "MY-1", cwd=tmp_path)
     assert done.returncode == 4
-    assert "--claims='MY-1', but expected ids of the register" in done.stderr
+    assert "--claims='MY-1', but expected an id of the register" in done.stderr
 
 
 @pytest.mark.parametrize(
