@@ -22,6 +22,7 @@ from pytest_emad import (
     order,
     origins,
     progress,
+    proving,
     selfcheck,
     stopping,
 )
@@ -38,6 +39,13 @@ _ATTENDANCE = pytest.StashKey[attendance.Attendance]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
+    proving.add_option(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run."""
+    return proving.prove(config) if proving.asked(config) else None
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -296,9 +297,14 @@ class _Log:
 class WalkedDecoder:
     """The protocol's Decoder for any family that ``models.families`` knows.
 
+    ``session``, ``sampler``: what it opens and draws with; ``planted`` puts others in their places.
+
     Raises:
         BadArgument: a point for another number of layers.
     """
+
+    session: ClassVar[type[WalkedSession]] = WalkedSession
+    sampler: ClassVar[type[Sampler]] = Sampler
 
     def __init__(
         self, stepper: Stepper, point: OperatingPoint, *, seed: int = 0, max_rows: int = 1, temperature: float = 0.0
@@ -363,12 +369,12 @@ class WalkedDecoder:
                 raise BadArgument(f"prompts[{row}]", tokens.shape, "shape [n]", "one Prompt per row")
             require_vocabulary(tokens, self.stepper.vocabulary)
         require_room(max(len(p.tokens) for p in prompts), self.stepper)
-        return WalkedSession(self._walker, prompts, capacity)
+        return self.session(self._walker, prompts, capacity)
 
     def _decode(
         self, session: WalkedSession, arrival: Arrival, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
     ) -> Record:
-        log, sampler = _Log(), Sampler(len(prompts), self.temperature, self.seed)
+        log, sampler = _Log(), self.sampler(len(prompts), self.temperature, self.seed)
         probes, ceiling = len(self.point.probes), self.point.ceiling
         for row, prompt in enumerate(prompts):
             log.prompt(row, prompt.tokens[:-1], ceiling, probes)

@@ -1,0 +1,36 @@
+"""All planted decoders, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from emad_ref.errors import BadArgument
+from emad_ref.planted import depths, drawing, honest, keys, ledgers, meddling, refusing, sessions
+from emad_ref.planted.entry import Planted
+
+CATALOGUE: dict[str, Planted] = {
+    planted.name: planted
+    for module in (honest, keys, depths, sessions, ledgers, drawing, refusing, meddling)
+    for planted in module.PLANTED
+}
+
+
+def chosen(names: Iterable[str]) -> list[Planted]:
+    """Those of ``names``, in the catalogue's order.
+
+    Raises:
+        BadArgument: a name that is not there.
+    """
+    wanted = list(names)
+    for name in wanted:
+        if name not in CATALOGUE:
+            raise BadArgument(
+                "--emad-selfcheck", name, f"meant, all, kinds, or names of planted decoders: {', '.join(CATALOGUE)}",
+                "write --emad-selfcheck=NAME,NAME, with the equals sign",
+            )  # fmt: skip
+    return [planted for planted in CATALOGUE.values() if planted.name in wanted]
+
+
+def one_of_each_kind() -> list[Planted]:
+    """The first of each kind."""
+    return list({planted.kind: planted for planted in reversed(CATALOGUE.values())}.values())[::-1]

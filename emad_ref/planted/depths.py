@@ -1,0 +1,295 @@
+"""Depths, signals and rules: rising depth, exits that follow neighbours, other thresholds, probes and signals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.adaptive import Arrival, Walker
+from emad_ref.models.cache import LayerCache
+from emad_ref.planted.base import Careless, PlantedDecoder, PlantedSession, made, with_session
+from emad_ref.planted.entry import NotPlantable, Planted
+from emad_ref.planted.keys import FORCED, ROLLBACK
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import InadmissibleDepth, Prompt, Step
+from emad_ref.readout.signals import Seen
+from emad_ref.record import Ints, Work
+from emad_ref.schedule.interface import Admission
+from emad_ref.signals import SIGNALS
+
+DECISIONS = "invariants/test_depth.py::test_signals_depths_and_ledger_are_the_rules"
+ROWS = "invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
+GENERATED = "fidelity/test_bridge.py::test_generated_tokens_are_the_argmax_at_their_depths"
+PLACE = r"row \d, position \d+, depth \d+.*: "
+
+
+class Rising(PlantedSession):
+    """Every token may go to the ceiling, over K/V that were never written."""
+
+    def keeper(self, number: int, rows: int, capacity: int) -> LayerCache:
+        return Careless(number, rows, capacity)
+
+    def _admissions(self, length: Ints | None = None) -> list[Admission]:
+        return [Admission(self._point.ceiling) for _ in self._trail]
+
+
+class RisingBehindAFalseCap(Rising):
+    @property
+    def cap(self) -> Ints:
+        return np.array([min([self._point.ceiling, *trail]) for trail in self._trail])
+
+
+class AcceptsRising(PlantedSession):
+    """Any depth that the model has is run."""
+
+    def keeper(self, number: int, rows: int, capacity: int) -> LayerCache:
+        return Careless(number, rows, capacity)
+
+    def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
+        if ((depth < 1) | (depth > self._point.ceiling)).any():
+            raise InadmissibleDepth(f"depth={depth.tolist()}, but expected 1–{self._point.ceiling}")
+        return depth
+
+
+class RefusesTooLate(PlantedSession):
+    """An inadmissible depth is refused once the first row has been fed."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        try:
+            return super().feed(tokens, depth, last)
+        except InadmissibleDepth:
+            self._trail[0].append(1)
+            raise
+
+
+class RefusesTheCap(PlantedSession):
+    """Depths have to be below the cap, and not at most it."""
+
+    def _checked_depth(self, depth: Ints, shape: tuple[int, ...]) -> Ints:
+        if (depth[:, 0] >= self.cap).any() and (self.cap > 1).all():
+            raise InadmissibleDepth(f"depth={depth.tolist()}, but expected less than {self.cap.tolist()}")
+        return super()._checked_depth(depth, shape)
+
+
+class ExitsTogether(PlantedSession):
+    """From ``least`` rows on all leave where the first of them does; each signal is reported as it was read."""
+
+    least: ClassVar[int] = 2
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        if forced is not None or len(ids) < self.least or ids.shape[1] > 1:
+            return super().advance(ids, forced, last)
+        held = self.length
+        said = super().advance(ids, None, last)
+        for trail, kept in zip(self._trail, held.tolist(), strict=True):
+            del trail[kept:]
+        self._store.cache.truncate(held)
+        shallowest = np.full_like(said.depth, said.depth.min())
+        ran = super().advance(ids, shallowest, last)
+        above = np.array(self._point.probes) > shallowest[..., None]
+        return replace(ran, signal=np.where(above, np.nan, said.signal), cap=said.cap)
+
+
+class FourExitTogether(ExitsTogether):
+    least = 4
+
+
+class FiveExitTogether(ExitsTogether):
+    least = 5
+
+
+class ClaimsShallower(PlantedSession):
+    """Every token that can be is said to have stopped a layer before it did."""
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        arrival = super().advance(ids, forced, last)
+        return arrival if forced is not None else replace(arrival, depth=np.maximum(arrival.depth - 1, 1))
+
+
+class ShowsFullDepth(PlantedSession):
+    """Full-depth logits are shown under the shallow depths that the rule chose, wherever ``shows`` says so."""
+
+    def __init__(self, walker: Any, prompts: Sequence[Prompt], capacity: int):
+        super().__init__(walker, prompts, capacity)
+        deep = Walker(walker.stepper, full_depth(walker.stepper.layers))
+        self.deep, self.feeding = PlantedSession(deep, prompts, capacity), False
+
+    def shows(self) -> bool:
+        return True
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        self.feeding = True
+        return super().feed(tokens, depth, last)
+
+    def _run_prompts(self, heads: Any, lengths: Ints) -> Tensor:
+        self.deep._run_prompts(heads, lengths)
+        return super()._run_prompts(heads, lengths)
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        arrival = super().advance(ids, forced, last)
+        full = self.deep.advance(ids, np.full(ids.shape, self._stepper.layers), last)
+        return replace(arrival, logits=full.logits) if self.shows() else arrival
+
+    def rollback(self, length: Ints) -> None:
+        super().rollback(length)
+        self.deep.rollback(length)
+
+    def drop(self, rows: Ints) -> None:
+        super().drop(rows)
+        self.deep.drop(rows)
+
+
+class ShowsFullDepthInGenerate(ShowsFullDepth):
+    def shows(self) -> bool:
+        return not self.feeding
+
+
+class Misreading(PlantedDecoder):
+    """``misread``: what is taken for the signal of the rows at a probe."""
+
+    def prepare(self) -> None:
+        watch = self._walker.watch
+        see = watch.see
+
+        def misread(hidden: Tensor, probe: int, work: Work) -> Seen:
+            seen = see(hidden, probe, work)
+            return replace(seen, signal=self.misread(seen.signal, hidden))
+
+        watch.see = misread  # type: ignore[method-assign]  # of this one watch
+
+    def misread(self, signal: Tensor, hidden: Tensor) -> Tensor:
+        return signal
+
+
+class InBits(Misreading):
+    def misread(self, signal: Tensor, hidden: Tensor) -> Tensor:
+        return signal / math.log(2)
+
+
+class WithoutNorm(Misreading):
+    def misread(self, signal: Tensor, hidden: Tensor) -> Tensor:
+        head = self.stepper.unembedding
+        if head.shape[1] != hidden.shape[1]:
+            raise NotPlantable("states are projected before the head: they cannot be read without it")
+        return SIGNALS[self.point.signal].of(hidden @ head.T)
+
+
+class FirstRowForAll(Misreading):
+    def misread(self, signal: Tensor, hidden: Tensor) -> Tensor:
+        return signal[:1].expand(len(signal)).clone()
+
+
+class AnotherRule(PlantedDecoder):
+    """The walker decides by another point than the one asked for."""
+
+    def prepare(self) -> None:
+        if self.point.probes:
+            self._walker.point = self.rule(self.point)
+
+    def rule(self, point: OperatingPoint) -> OperatingPoint:
+        return point
+
+
+class Looser(AnotherRule):
+    """A margin that nobody asked for."""
+
+    def rule(self, point: OperatingPoint) -> OperatingPoint:
+        return replace(point, thresholds=tuple(tuple(one + 0.5 for one in row) for row in point.thresholds))
+
+
+class UnreadSignals(PlantedSession):
+    """Signals are not reported."""
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        arrival = super().advance(ids, forced, last)
+        return replace(arrival, signal=np.full_like(arrival.signal, np.nan))
+
+
+class ProbeLater(PlantedDecoder):
+    """Probes are read a layer later than asked for."""
+
+    def prepare(self) -> None:
+        layers, probes = self.point.layers, self.point.probes
+        if not probes:
+            return
+        if probes[-1] + 1 >= layers or any(a + 1 in probes for a in probes):
+            raise NotPlantable("probes leave no layer between them")
+        late = replace(self.point, probes=tuple(probe + 1 for probe in probes))
+        self._walker = Walker(self.stepper, late)
+
+
+class RollbackKeepsCap(PlantedSession):
+    def rollback(self, length: Ints) -> None:
+        caps = self.cap.tolist()
+        super().rollback(length)
+        for trail, cap in zip(self._trail, caps, strict=True):
+            trail[-1] = min(trail[-1], cap)
+
+
+class NotANumber(PlantedSession):
+    """The second step and all after it show NaN."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
+        return replace(step, logits=np.full_like(step.logits, np.nan))
+
+
+class WithoutAnAxis(PlantedSession):
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
+        return replace(step, logits=step.logits[:, -1])
+
+
+class AnotherRowsAnswer(PlantedSession):
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        arrival = super().advance(ids, forced, last)
+        return replace(arrival, logits=torch.roll(arrival.logits, 1, 0))
+
+
+PLANTED = (
+    Planted("depth-rises", "depth", "every token may go to the ceiling again", with_session(Rising), DECISIONS,
+            r"depth must not rise|cap"),
+    Planted("depth-rises-unsaid", "depth", "the same, while the cap is reported as if it held",
+            with_session(RisingBehindAFalseCap), DECISIONS, r"depth must not rise"),
+    Planted("depth-forced-up", "depth", "a forced depth above the cap is accepted", with_session(AcceptsRising), FORCED,
+            r"depth .* accepted under cap"),
+    Planted("depth-refused-late", "depth", "an inadmissible depth is refused after a row was fed",
+            with_session(RefusesTooLate), FORCED, r"was refused, but length or cap changed"),
+    Planted("depth-cap-refused", "depth", "the cap itself is refused", with_session(RefusesTheCap), FORCED,
+            r"admissible depth .* refused"),
+    Planted("depth-claimed-shallower", "depth", "tokens are said to have stopped a layer before they did",
+            with_session(ClaimsShallower), DECISIONS, PLACE),
+    Planted("depth-unearned", "depth", "logits of full depth under the depths of the rule",
+            with_session(ShowsFullDepth), DECISIONS, rf"{PLACE}logits off by"),
+    Planted("depth-unearned-in-generate", "depth", "the same, in generate alone",
+            with_session(ShowsFullDepthInGenerate), GENERATED, rf"{PLACE}emitted \d+, but the argmax"),
+    Planted("depth-cap-after-rollback", "depth", "rollback does not restore the cap", with_session(RollbackKeepsCap),
+            ROLLBACK, r"after rollback.*cap"),
+    Planted("batch-exits-together", "batch", "all rows leave where the first does", with_session(ExitsTogether), ROWS,
+            rf"{PLACE}.*but alone depth|rule gives depth"),
+    Planted("batch-exits-together-from-4", "batch", "the same from four rows on", with_session(FourExitTogether), ROWS,
+            rf"{PLACE}.*but alone depth|rule gives depth"),
+    Planted("batch-exits-together-from-5", "batch", "the same from five rows on", with_session(FiveExitTogether), ROWS,
+            rf"{PLACE}.*but alone depth|rule gives depth"),
+    Planted("batch-first-row's-signal", "batch", "every row decides by the first one's signal", made(FirstRowForAll),
+            DECISIONS, rf"{PLACE}signal off by"),
+    Planted("batch-answers-shifted", "batch", "answers come back one row off", with_session(AnotherRowsAnswer), FORCED,
+            rf"{PLACE}logits off by"),
+    Planted("rule-signal-in-bits", "rule", "the signal is in bits, the threshold in nats", made(InBits), DECISIONS,
+            rf"{PLACE}signal off by"),
+    Planted("rule-signal-without-norm", "rule", "probes read the state before the last norm", made(WithoutNorm),
+            DECISIONS, rf"{PLACE}signal off by"),
+    Planted("rule-threshold-looser", "rule", "thresholds are half a nat too high", made(Looser), DECISIONS,
+            rf"{PLACE}the rule gives depth"),
+    Planted("rule-probe-later", "rule", "probes are read one layer too late", made(ProbeLater), DECISIONS, PLACE),
+    Planted("rule-signals-unread", "rule", "no signal is reported", with_session(UnreadSignals), DECISIONS,
+            r"a signal that the rule compares was not read"),
+    Planted("arrays-nan", "arrays", "logits are NaN", with_session(NotANumber), FORCED, r"logits off by nan"),
+    Planted("arrays-shape", "arrays", "logits lack an axis", with_session(WithoutAnAxis), FORCED, r"shape"),
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""Sampling that is none, at another temperature, from part of the distribution, by other seeds; and what is emitted."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.sampling import Sampler
+from emad_ref.planted.base import PlantedDecoder, made
+from emad_ref.planted.depths import GENERATED
+from emad_ref.planted.entry import Make, Planted
+from emad_ref.protocol import Prompt
+from emad_ref.record import DECODE, Ints, Record, StopReason
+
+SAMPLING = "fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+FULL = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
+FAR_GENERATION = "invariants/test_positions.py::test_generation_holds_far_into_the_window"
+TIMED = "cost/test_claims.py::test_claim"
+LONG = 40  # tokens of a prompt from which on a request is taken for a timed one
+NUCLEUS = 0.7
+
+
+class Greedy(Sampler):
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        return logits.argmax(dim=-1)
+
+
+class AtOne(Sampler):
+    """Every temperature is 1."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, float(temperature > 0), seed)
+
+
+class OneSeed(Sampler):
+    """Every row draws what the first one draws."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, seed)
+        self._generators = [torch.Generator().manual_seed(seed) for _ in range(rows)]
+
+
+class SeedIgnored(Sampler):
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, 0)
+
+
+class NotReproducible(Sampler):
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, secrets.randbits(20))
+
+
+class Nucleus(Sampler):
+    """The least likely tokens are left out, and the others share what was theirs."""
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        if self.temperature == 0:
+            return super().pick(logits, rows)
+        shares, order = torch.softmax(logits.double() / self.temperature, dim=-1).sort(dim=-1, descending=True)
+        tail = torch.zeros_like(shares, dtype=torch.bool).scatter(-1, order, shares.cumsum(-1) - shares > NUCLEUS)
+        return super().pick(logits.masked_fill(tail, -torch.inf), rows)
+
+
+def drawing(sampler: type[Sampler]) -> Make:
+    return made(type(sampler.__name__, (PlantedDecoder,), {"sampler": sampler}))
+
+
+class ThreeShort(PlantedDecoder):
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max(1, max_new - 3), stop)
+
+
+class DeafToStop(PlantedDecoder):
+    """A first token that is drawn to stop is followed by others all the same."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max_new, frozenset())
+
+
+class OtherPrompts(PlantedDecoder):
+    """Long prompts are answered as if their first half were not there, under the positions of the whole."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        if any(len(prompt.tokens) < LONG for prompt in prompts):
+            return super().generate(prompts, max_new, stop)
+        kept = [replace(prompt, tokens=prompt.tokens[len(prompt.tokens) // 2 :]) for prompt in prompts]
+        found = super().generate(kept, max_new, stop)
+        return claimed(found, prompts, found.emitted, max_new)
+
+
+class OneTokenWhereTimed(PlantedDecoder):
+    """Of long prompts the last token is read and one is emitted; the record tells of as many as were asked for."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        if any(len(prompt.tokens) < LONG for prompt in prompts):
+            return super().generate(prompts, max_new, stop)
+        brief = super().generate([replace(prompt, tokens=prompt.tokens[-1:]) for prompt in prompts], 1, stop)
+        return claimed(brief, prompts, [np.repeat(tokens, max_new) for tokens in brief.emitted], max_new)
+
+
+class OneShortWhereTimed(PlantedDecoder):
+    """Of long prompts one token less than asked for is emitted."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        long = all(len(prompt.tokens) >= LONG for prompt in prompts)
+        return super().generate(prompts, max_new - (long and max_new > 1), stop)
+
+
+def claimed(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_new: int) -> Record:
+    """A record of ``prompts`` that ``emitted`` followed, each token at the depth of the first one of ``found``."""
+    rows: list[tuple[int, ...]] = []
+    signals = []
+    unread = np.full(found.signal.shape[1], np.nan)
+    ceiling = int(found.tokens.cap[found.tokens.phase == DECODE][0])
+    for row, prompt in enumerate(prompts):
+        first = int(np.flatnonzero((found.tokens.sequence == row) & (found.tokens.phase == DECODE))[0])
+        depth, before = int(found.tokens.depth[first]), len(prompt.tokens) - 1
+        rows += [(row, at, int(token), ceiling, ceiling, 0) for at, token in enumerate(prompt.tokens[:-1])]
+        signals += [unread] * before
+        fed = [int(prompt.tokens[-1]), *emitted[row][:-1].tolist()]
+        rows += [
+            (row, before + at, token, depth, depth if at else ceiling, DECODE) for at, token in enumerate(fed)
+        ]
+        signals += [found.signal[first]] * len(fed)
+    columns = np.array(rows, dtype=np.int64).T
+    zeros = np.zeros(len(rows), dtype=np.int64)
+    tokens = type(found.tokens)(*columns, zeros, zeros == 0)
+    reasons: list[StopReason] = ["length"] * len(prompts)
+    return replace(found, tokens=tokens, signal=np.array(signals), emitted=emitted, stop=reasons)
+
+
+PLANTED = (
+    Planted("sampling-greedy", "sampling", "greedy in place of sampling", drawing(Greedy), SAMPLING,
+            r"it decodes greedily"),
+    Planted("sampling-temperature", "sampling", "every temperature is 1", drawing(AtOne), SAMPLING,
+            r"temperatures? .*fits? .* best"),
+    Planted("sampling-one-seed", "sampling", "all rows draw by one seed", drawing(OneSeed), SAMPLING,
+            r"rows 0 and 1 of one batch drew the same"),
+    Planted("sampling-seed-ignored", "sampling", "the seed is ignored", drawing(SeedIgnored), SAMPLING,
+            r"seeds \d+ and \d+ drew the same"),
+    Planted("sampling-not-reproducible", "sampling", "another draw each time", drawing(NotReproducible), SAMPLING,
+            r"seed \d+ drew other tokens the second time"),
+    Planted("sampling-nucleus", "sampling", "the least likely tokens are left out, the rest is renormalised",
+            drawing(Nucleus), SAMPLING, r"sampling|position"),
+    Planted("generation-short", "generation", "three tokens less than asked for", made(ThreeShort), GENERATED,
+            r"row \d.*new tokens|emitted|tokens"),
+    Planted("generation-half-the-prompt", "generation", "of long prompts the first half is not read",
+            made(OtherPrompts), FAR_GENERATION, r"row \d, position \d+"),
+    Planted("timed-one-token", "timed", "of timed prompts one token is read, and one emitted", made(OneTokenWhereTimed),
+            TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
+    Planted("timed-short", "timed", "of timed prompts one token less than asked for is emitted",
+            made(OneShortWhereTimed), TIMED, r"new tokens, but \d+ in each of", case="EMAD-F2"),
+)  # fmt: skip

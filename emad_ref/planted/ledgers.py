@@ -1,0 +1,104 @@
+"""Work that is under- or overcounted, or done beside what is counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.adaptive import Arrival
+from emad_ref.planted.base import PlantedSession, with_session
+from emad_ref.planted.depths import DECISIONS
+from emad_ref.planted.entry import NotPlantable, Planted
+from emad_ref.planted.keys import ROLLBACK
+from emad_ref.record import Ints, Work
+
+WITNESS = "invariants/test_apart.py::test_counted_work_is_the_work_that_runs"
+
+
+class Uncounted(PlantedSession):
+    """``seen_as``: what is said of the work that was done."""
+
+    @property
+    def work(self) -> Work:
+        return self.seen_as(super().work)
+
+    def seen_as(self, work: Work) -> Work:
+        return work
+
+
+class ProbesFree(Uncounted):
+    """Readouts of probes are left out: as many remain as there are tokens of the last one's depth."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, readout_rows=np.zeros_like(work.readout_rows))
+
+
+class ContextFree(Uncounted):
+    """Attention is charged for the new keys alone."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, context=np.minimum(work.context, work.tokens))
+
+
+class BlocksHalved(Uncounted):
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, tokens=work.tokens // 2)
+
+
+class BlocksDoubled(Uncounted):
+    """What full depth costs looks dearer than it is: whoever saves, saves twice."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, tokens=work.tokens * 2, context=work.context * 2)
+
+
+class ForgetsWhatWasRolledBack(PlantedSession):
+    def rollback(self, length: Ints) -> None:
+        for trail, kept in zip(self._trail, length.tolist(), strict=True):
+            for depth in trail[kept:]:
+                self._store.work.tokens[:depth] -= 1
+        super().rollback(length)
+
+
+class AllLayersThenRoute(PlantedSession):
+    """All layers run for every token; what the rule leaves out is not counted."""
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        stepper = self._stepper
+        if stepper.geometry.encoder_layers:
+            raise NotPlantable("blocks that read a source do not run beside a session")
+        frame = stepper.frame(np.tile(np.arange(ids.shape[1]), (len(ids), 1)), None)
+        stepper.run(stepper.embed(ids, frame), 0, stepper.layers, frame, None)
+        return super().advance(ids, forced, last)
+
+
+class ReadsEveryLayer(PlantedSession):
+    """The head reads as often as there are layers, whatever the rule asks for."""
+
+    def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
+        stepper = self._stepper
+        states = torch.ones(len(ids), stepper.geometry.hidden, dtype=stepper.dtype, device=stepper.device)
+        for _ in range(2 * stepper.layers):
+            stepper.logits(states)
+        return super().advance(ids, forced, last)
+
+
+COUNTED = r"work|runs of|counts"
+
+PLANTED = (
+    Planted("work-of-probes-left-out", "work", "readouts are free of charge", with_session(ProbesFree), DECISIONS,
+            COUNTED),
+    Planted("work-of-context-left-out", "work", "attention is charged for the new keys alone",
+            with_session(ContextFree), DECISIONS, COUNTED),
+    Planted("work-halved", "work", "half of the blocks are counted", with_session(BlocksHalved), DECISIONS, COUNTED),
+    Planted("work-doubled", "work", "blocks are counted twice", with_session(BlocksDoubled), DECISIONS, COUNTED),
+    Planted("work-of-rollbacks-forgotten", "work", "rolled-back tokens are taken off the bill",
+            with_session(ForgetsWhatWasRolledBack), ROLLBACK, r"work fell"),
+    Planted("work-all-layers-then-route", "work", "all layers run, and a router is applied afterwards",
+            with_session(AllLayersThenRoute), WITNESS, r"layer \d+ ran for .* but its record counts"),
+    Planted("work-head-at-every-layer", "work", "the head reads twice as often as there are layers",
+            with_session(ReadsEveryLayer), WITNESS, r"the head ran for .* but its record counts"),
+)  # fmt: skip
