@@ -16,10 +16,11 @@ import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -40,6 +41,7 @@ LIMIT_S = 1800.0  # of one planted decoder: one that hangs is not caught by anyb
 CAUGHT, GREEN, ABSENT = "caught", "green", "not applicable"
 AS_IT_SHOULD = (CAUGHT, GREEN, ABSENT)
 ELSEWHERE, PASSED, ACCUSED = "caught by another check only", "NOT CAUGHT", "HONEST, BUT NOT GREEN"
+GOLDEN = "test_golden.py"  # what it catches needs a record of this very model
 NOT_PLANTABLE = re.compile(r"NotPlantable: (.*)")
 LONGEST = 160  # letters of a message in the table
 
@@ -125,7 +127,8 @@ def proved(results: Sequence[Result]) -> bool:
 
 
 def summary(results: Sequence[Result]) -> str:
-    counts = {outcome: sum(result.outcome == outcome for result in results) for outcome in dict.fromkeys(r.outcome for r in results)}
+    """How many of which outcome."""
+    counts = Counter(result.outcome for result in results)
     return "emad selfcheck: " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
 
 
@@ -186,15 +189,29 @@ def _outcome(planted: Planted, complaints: Sequence[Complaint], folder: Path) ->
             return GREEN, "", ""
         return ACCUSED, complaints[0].by, complaints[0].message
     for complaint in complaints:
-        if complaint.by == planted.meant and planted.case in complaint.nodeid and re.search(planted.says, complaint.message):
+        if _is_meant(planted, complaint):
             return CAUGHT, complaint.by, complaint.message
     if complaints:
         return ELSEWHERE, complaints[0].by, complaints[0].message
+    if GOLDEN in planted.test and (reason := _without_golden(folder)):
+        return ABSENT, "", reason
     return PASSED, "", planted.does
 
 
+def _is_meant(planted: Planted, complaint: Complaint) -> bool:
+    named = not complaint.nodeid or planted.case in complaint.nodeid  # what is no test's has no parameters
+    return complaint.by == planted.meant and named and re.search(planted.says, complaint.message) is not None
+
+
+def _without_golden(folder: Path) -> str:
+    """Why a golden could not catch anything; "" where there was one."""
+    from emad_ref.report.reading import read_report
+
+    return next((note for note in read_report(folder)["notes"] if "no golden recorded" in note), "")
+
+
 def _complaints(folder: Path) -> Iterator[Complaint]:
-    """Of the tests of a run, of the run, and of ``emad verify`` when it reads the report; what tests say comes first."""
+    """Of the tests of a run, then of the run, then of ``emad verify`` when it reads the report."""
     from emad_ref.cli.verifying import faults
     from emad_ref.planted.entry import RUN, VERIFY
     from emad_ref.report.reading import read_report

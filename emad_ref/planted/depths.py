@@ -42,7 +42,7 @@ class Rising(PlantedSession):
 class RisingBehindAFalseCap(Rising):
     @property
     def cap(self) -> Ints:
-        return np.array([min([self._point.ceiling, *trail]) for trail in self._trail])
+        return np.array([trail[-1] if trail else self._point.ceiling for trail in self._trail])
 
 
 class AcceptsRising(PlantedSession):
@@ -109,7 +109,12 @@ class ClaimsShallower(PlantedSession):
 
     def advance(self, ids: Tensor, forced: Ints | None, last: int = 1) -> Arrival:
         arrival = super().advance(ids, forced, last)
-        return arrival if forced is not None else replace(arrival, depth=np.maximum(arrival.depth - 1, 1))
+        if forced is not None:
+            return arrival
+        claimed = np.maximum(arrival.depth - 1, 1)
+        for trail, depths in zip(self._trail, claimed.tolist(), strict=True):
+            trail[-len(depths) :] = depths
+        return replace(arrival, depth=claimed)
 
 
 class ShowsFullDepth(PlantedSession):

@@ -75,13 +75,6 @@ class ThreeShort(PlantedDecoder):
         return super().generate(prompts, max(1, max_new - 3), stop)
 
 
-class DeafToStop(PlantedDecoder):
-    """A first token that is drawn to stop is followed by others all the same."""
-
-    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
-        return super().generate(prompts, max_new, frozenset())
-
-
 class OtherPrompts(PlantedDecoder):
     """Long prompts are answered as if their first half were not there, under the positions of the whole."""
 
@@ -123,9 +116,7 @@ def claimed(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_n
         rows += [(row, at, int(token), ceiling, ceiling, 0) for at, token in enumerate(prompt.tokens[:-1])]
         signals += [unread] * before
         fed = [int(prompt.tokens[-1]), *emitted[row][:-1].tolist()]
-        rows += [
-            (row, before + at, token, depth, depth if at else ceiling, DECODE) for at, token in enumerate(fed)
-        ]
+        rows += [(row, before + at, token, depth, depth if at else ceiling, DECODE) for at, token in enumerate(fed)]
         signals += [found.signal[first]] * len(fed)
     columns = np.array(rows, dtype=np.int64).T
     zeros = np.zeros(len(rows), dtype=np.int64)

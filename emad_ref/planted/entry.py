@@ -23,9 +23,9 @@ class NotPlantable(EmadError):
 class Planted:
     """``does``: what is wrong, in a sentence. ``make``: the decoder; NotPlantable where this model has no room for it.
 
-    ``test``: the shipped test that is there for it, by file and function below ``suites``; ``claim`` or ``case``: of
-    its parameters the one meant. ``says``: a pattern in the complaint. ``by``: who complains: that test, or RUN, VERIFY.
-    ``honest``: nothing is wrong, and everything must pass; ``test`` is then a folder or several.
+    ``test``: the shipped test that is there for it, by file and function below ``suites``; ``case``: of its parameters
+    the one meant. ``says``: a pattern in the complaint, "" for an honest decoder, of which nobody may complain: its
+    ``test`` is a folder or several. ``by``: who complains, RUN or VERIFY; by default that test.
     ``bystander``: not the decoder does it but what stands around it, by name (``pytest_emad.planted``).
     """
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from emad_ref.decoding.walked import WalkedSession
@@ -22,6 +23,7 @@ MEMORY = "invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_it
 MACHINE = "invariants/test_session_machine.py::test_session_survives_any_order_of_operations"
 
 
+@torch.inference_mode()
 def blank(layers: Sequence[LayerCache], row: int) -> None:
     """Zeros in the place of what ``layers`` hold of ``row``."""
     for layer in layers:
@@ -102,11 +104,11 @@ class KeepsWhatIsRolledBack(PlantedSession):
     """In case it were asked for once more."""
 
     def rollback(self, length: Ints) -> None:
-        forgotten: list[Tensor] = self.__dict__.setdefault("forgotten", [])
+        kept_beside: list[Tensor] = self.__dict__.setdefault("kept_beside", [])
         for row, kept in enumerate(length.tolist()):
             for layer in self._store.cache.layers:
                 if row in layer.rows:
-                    forgotten += [entries[:, kept:].clone() for entries in layer.entries(row)]
+                    kept_beside.extend(entries[:, kept:].clone() for entries in layer.entries(row))
         super().rollback(length)
 
 

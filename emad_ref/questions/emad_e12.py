@@ -96,7 +96,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
         return Answer(asked.unmeasured(str(refusal)), evidence.corpus, evidence.fingerprint)
     point, texts, trace = read(evidence, int8)
     loss, full = loss_table(trace, int8.geometry, [point, evidence.subject.full])
-    found = Found(invariant_differences(evidence, int8), evidence.subject.tolerance, rise_of(texts, trace, loss, full))
+    found = Found(*invariant_differences(evidence, int8), rise_of(texts, trace, loss, full))
     return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint)
 
 
@@ -123,8 +123,9 @@ def rise_of(texts: Sequence[TokenSequence], trace: Trace, loss: Loss, full: Loss
     return Rise(loss.point.name, loss.net_reduction, *sums)
 
 
-def invariant_differences(evidence: Evidence, int8: Loaded) -> Floats:
-    """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth.
+def invariant_differences(evidence: Evidence, int8: Loaded) -> tuple[Floats, float]:
+    """[positions] largest |difference| of a logit between forced admissible depths and the copy's own full depth, and
+    the largest honest one.
 
     Raises:
         Unsupported: the decoder under test declines full depth or a depth from outside.
@@ -133,13 +134,15 @@ def invariant_differences(evidence: Evidence, int8: Loaded) -> Floats:
     tokens = rng.integers(0, int8.stepper.vocabulary, PROMPT + FED)
     depths = np.sort(rng.integers(1, int8.stepper.layers + 1, FED))[::-1]
     reference = stepwise_logits(int8.stepper, tokens, PROMPT - 1)[1:]  # a prompt's last position is a step
-    with evidence.of(int8).subject.open(evidence.subject.full) as decoder:
+    subject = evidence.of(int8).subject
+    with subject.open(evidence.subject.full) as decoder:
+        allowed = subject.allowed(decoder)
         session, _ = decoder.start([Prompt(tokens[:PROMPT])])
         forced = zip(tokens[PROMPT:], depths, strict=True)
         steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]
     seen = np.array([step.logits[0, 0] for step in steps])
     differences: Floats = np.abs(seen - reference[np.arange(FED), depths - 1]).max(axis=1)
-    return differences
+    return differences, allowed
 
 
 QUESTION = Question(

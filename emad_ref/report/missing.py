@@ -52,7 +52,7 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, alw
     """
     wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
     excused = [ABOVE, NO_PAIR] if always else [ABOVE, NO_PAIR, LEFT_OUT]
-    return [*_whose(report), *_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
+    return [*_whose(report), *_lost(report, wanted, excused), *_undecided(report, wanted, excused), *_contradicted(report)]
 
 
 def another(report: Report, wanted: str) -> str:
@@ -129,6 +129,20 @@ def _why_lost(entry: Mapping[str, Any]) -> str:
     if entry["kind"] == "left out":
         return f"skipped by a mark, a fixture or a hook ({entry['reason'] or 'no reason'})"
     return f"the decoder declined ({entry['reason']})" if below(entry["shipped"], ANSWERED) else ""
+
+
+def _contradicted(report: Report) -> list[Missing]:
+    """Tests that are said to have passed, although an audit refuted the decoder in them: the outcome was changed."""
+    passed = {entry["nodeid"]: entry for entry in report["tests"] if entry["outcome"] in ("passed", "xpassed")}
+    return [
+        Missing(
+            str(passed[audit["test"]]["shipped"]),
+            f"passed, although audit {audit['check']} refuted it ({audit['detail']})",
+            "find the hook that changed the outcome",
+        )
+        for audit in report["audits"]
+        if audit["passed"] is False and audit["test"] in passed and passed[audit["test"]]["shipped"]
+    ]
 
 
 def _which(nodeids: Sequence[str]) -> str:

@@ -194,6 +194,34 @@ def test_an_expected_failure_is_no_pass(suites: Path, project: pytest.Pytester, 
     assert line.startswith(f"{SAMPLING}: marked as an expected failure (flaky): 1, 2; let it run")
 
 
+FORGES = """
+import pytest
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport():
+    report = yield
+    if report.failed: report.outcome, report.longrepr = "passed", None
+    return report
+"""
+REFUTED = """
+from emad_ref.audit.finding import Finding
+from pytest_emad.auditing import Auditor
+def test_sampling(opened, emad_settings, emad_record):
+    opened()
+    Auditor(None, 0.0, emad_settings, emad_record)(Finding("rows", False, "row 2 is off", 7, 1))
+"""
+
+
+def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    rewritten(suites, "fidelity/test_bridge", REFUTED)
+    project.makeconftest(FOREIGN + FORGES)
+    result = run(SAMPLING)
+    result.assert_outcomes(passed=1)
+    assert result.ret == FAILED
+    (line,) = failures(result)
+    assert line.startswith(f"{SAMPLING}: passed, although audit rows refuted it (row 2 is off); find the hook")
+
+
 @pytest.mark.parametrize("arguments", [["-k", "not sampling"], ["--deselect", SAMPLING], ["-m", "nothing"]])
 def test_deselection_is_named(suites: Path, run: Run, arguments: list[str]) -> None:
     result = run("suites/fidelity", *arguments)

@@ -12,6 +12,8 @@ from emad_ref.evidence.host import Host
 from emad_ref.evidence.study import Study
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.quantised import int8_copy
+from emad_ref.planted.catalogue import CATALOGUE
+from emad_ref.planted.honest import NOISE
 from emad_ref.point import full_depth
 from emad_ref.policy.thresholds import fixed_entropy
 from emad_ref.protocol import Unsupported
@@ -71,11 +73,18 @@ def test_losses_of_windows_are_summed_within_the_documents_they_were_cut_from(na
 
 def test_forced_depths_are_held_against_the_copys_own_readouts(nano: Loaded):
     evidence = Evidence(nano, Study(corpus="self"), Host())
-    differences = invariant_differences(evidence, int8_copy(nano))
+    differences, allowed = invariant_differences(evidence, int8_copy(nano))
     assert differences.shape == (FED,)
-    assert 0 <= differences.max() <= evidence.subject.tolerance
-    against_the_original = invariant_differences(evidence, nano)
+    assert 0 <= differences.max() <= allowed == evidence.subject.tolerance
+    against_the_original, _ = invariant_differences(evidence, nano)
     assert against_the_original.max() <= evidence.subject.tolerance
+
+
+def test_declared_noise_is_allowed_for(nano: Loaded):
+    noisy = CATALOGUE["honest-noise"].make
+    evidence = Evidence(nano, Study(corpus="self"), Host(make_decoder=noisy))
+    differences, allowed = invariant_differences(evidence, nano)
+    assert evidence.subject.tolerance < differences.max() <= allowed == NOISE
 
 
 def test_a_decoder_that_declines_is_heard(nano: Loaded):

@@ -122,7 +122,7 @@ class Timing:
                 "EAD": switching(small, large, self.rule),
             }
             timed = self.timed(arms, self._pairs)
-        self._require_lossless(timed)
+            self._require_lossless(timed, large.decoder)
         return timed
 
     def emad_rivals(self, point: OperatingPoint) -> Timed:
@@ -144,12 +144,14 @@ class Timing:
                 drafting = stack.enter_context(self._models.drafting())
                 arms["self-speculative"] = self_speculating(drafting, exit_layers[0])
             timed = self.timed(arms, self._pairs)
-            self._require_lossless(timed)
+            self._require_lossless(timed, large.decoder)
             self._require_claimed(timed, point, emad.capabilities)
             return timed
 
-    def _require_lossless(self, timed: Timed) -> None:
-        """Every arm that promises the large model's tokens emitted them, in every pair, up to ties."""
+    def _require_lossless(self, timed: Timed, verifier: Decoder) -> None:
+        """Every arm that promises the large model's tokens emitted them, in every pair, up to ties within the noise
+        that ``verifier`` declares.
+        """
         large = self._models.large.subject
         wanted, *others = (
             [record_of(one).emitted[0].tolist() for one in timed.results[name]]
@@ -157,7 +159,8 @@ class Timing:
             if name in timed.results
         )
         for found in others:
-            same_tokens(large.lens, large.tolerance, timed.prompts, found, wanted).require()
+            declared = large.allowed(verifier)
+            same_tokens(large.lens, large.tolerance, timed.prompts, found, wanted, declared=declared).require()
 
     def _require_claimed(self, timed: Timed, point: OperatingPoint, capabilities: Capabilities) -> None:
         """EMAD's records, of a random few pairs, are true."""

@@ -1,0 +1,121 @@
+"""``--emad-selfcheck``: each planted decoder is caught by the check that is meant for it, honest ones by none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from emad_ref.planted.catalogue import CATALOGUE, one_of_each_kind
+from emad_ref.planted.entry import RUN, VERIFY, Planted
+from emad_ref.report.shipped import shipped_tests, suite_names
+from pytest_emad import proving
+from pytest_emad.proving import Complaint, Result
+from tests.suites.conftest import ROOT, SUITES, text_of
+
+CAUGHT_HERE = (
+    "kv-of-other-rows", "batch-exits-together", "rule-threshold-looser", "drop-shifting-indices", "work-halved",
+    "sampling-greedy", "judge-weight", "skips", "exits-process", "forges-outcomes",
+)  # fmt: skip
+USAGE = pytest.ExitCode.USAGE_ERROR
+
+
+def selfcheck(pytester: pytest.Pytester, *more: object) -> pytest.RunResult:
+    """As a command of its own: the catalogue's processes are forked from one that it starts."""
+    return pytester.runpytest_subprocess(f"-c{ROOT / 'pyproject.toml'}", SUITES, *map(str, more))
+
+
+def test_planted_decoders_are_caught_and_honest_ones_are_not(pytester: pytest.Pytester, tiny: Path) -> None:
+    result = selfcheck(
+        pytester, "--emad-model", tiny, f"--emad-selfcheck={','.join(CAUGHT_HERE)}", "--emad-report", "out"
+    )
+    assert result.ret == 0, text_of(result)
+    written = json.loads((pytester.path / "out" / "selfcheck.json").read_text(encoding="utf-8"))
+    found = {one["name"]: one for one in written["results"]}
+    assert {name: one["outcome"] for name, one in found.items()} == dict.fromkeys(CAUGHT_HERE, "caught")
+    assert all(one["by"] == CATALOGUE[name].meant for name, one in found.items())
+    assert "row " in found["kv-of-other-rows"]["message"]
+    assert "position " in found["kv-of-other-rows"]["message"]
+    assert (pytester.path / "out" / "selfcheck.txt").read_text(encoding="utf-8").count("\n") > len(CAUGHT_HERE)
+    result.stdout.fnmatch_lines([f"1/{len(CAUGHT_HERE)} *: caught by *", f"emad selfcheck: {len(CAUGHT_HERE)} caught"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--emad-selfcheck=honset",), "--emad-selfcheck='honset', but expected meant, all, kinds, or names"),
+        (("--emad-selfcheck", "--emad-model", "a", "--emad-model", "b"), "one model beside --emad-selfcheck"),
+        (("--emad-selfcheck", "--emad-dtype", "int3"), "--emad-dtype"),
+    ],
+)
+def test_what_cannot_be_checked_is_one_clear_error(
+    pytester: pytest.Pytester, options: tuple[str, ...], said: str
+) -> None:
+    result = selfcheck(pytester, *options)
+    assert result.ret == USAGE
+    assert said in text_of(result)
+
+
+# ---------------------------------------------------------------- the catalogue
+
+
+def test_every_entry_names_a_test_that_is_shipped() -> None:
+    shipped, suites = set(shipped_tests()), set(suite_names())
+    for planted in CATALOGUE.values():
+        asked = planted.test.split()
+        assert set(asked) <= suites if planted.honest else f"suites/{planted.test}" in shipped, planted.name
+        assert planted.meant in (RUN, VERIFY, f"suites/{planted.test}")
+        assert planted.does
+
+
+def test_there_are_many_of_many_kinds() -> None:
+    kinds = {planted.kind for planted in CATALOGUE.values()}
+    assert sum(not planted.honest for planted in CATALOGUE.values()) >= 50
+    assert {planted.kind for planted in one_of_each_kind()} == kinds
+    assert len(one_of_each_kind()) == len(kinds) >= 15
+
+
+# ---------------------------------------------------------------- what became of one
+
+ENTRY = CATALOGUE["kv-fills-of-zeros"]
+COPYING, EAGER = (f"{ENTRY.meant}[m-{case}]" for case in ("copying", "eager"))
+SAID = "Failed: audit golden: row 1, new token 4: 3 (2), but the golden has 5 (2)"
+
+
+def outcome(planted: Planted, tmp_path: Path, *complaints: Complaint) -> str:
+    (tmp_path / "report.json").write_text(
+        json.dumps({"schema": 1, "notes": [], "models": [], "claims": [], "points": [], "tables": [], "goldens": [],
+                    "settings": {}, "provenance": {}})
+    )  # fmt: skip
+    return proving._outcome(planted, complaints, tmp_path)[0]
+
+
+def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
+    meant = Complaint(ENTRY.meant, COPYING, SAID)
+    assert outcome(ENTRY, tmp_path, meant) == proving.CAUGHT
+    assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == proving.ELSEWHERE
+    assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == proving.ELSEWHERE
+    assert outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory")) == proving.ELSEWHERE
+    assert outcome(ENTRY, tmp_path) == proving.PASSED
+
+
+def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
+    honest = CATALOGUE["honest"]
+    assert outcome(honest, tmp_path) == proving.GREEN
+    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == proving.ACCUSED
+
+
+def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
+    said = Complaint("anything", "", "NotPlantable: the window of 48 is too short")
+    assert outcome(ENTRY, tmp_path, said) == proving.ABSENT
+
+
+def test_one_that_is_not_as_it_should_be_fails_the_run() -> None:
+    one = Result("a", "k", "does", "meant", proving.CAUGHT, "meant", "said", 1.0)
+    absent = replace(one, outcome=proving.ABSENT)
+    assert proving.proved([one, absent])
+    assert not proving.proved([absent])
+    for wrong in (proving.ELSEWHERE, proving.PASSED, proving.ACCUSED):
+        assert not proving.proved([one, replace(one, outcome=wrong)])
