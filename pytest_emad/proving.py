@@ -258,7 +258,7 @@ def _run(arguments: list[str], folder: Path) -> None:
     """In a process of its own, which is ended when it takes too long."""
     folder.mkdir()
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
     if method == "forkserver":
         context.set_forkserver_preload(list(IMPORTED))
     process = context.Process(target=_pytest, args=(arguments, str(folder / "log")))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from emad_ref.errors import BadArgument
-from emad_ref.planted import depths, drawing, honest, keys, ledgers, meddling, refusing, sessions
+from emad_ref.planted import depths, drawing, honest, keys, ledgers, meddling, refusing, sessions, speculating
 from emad_ref.planted.entry import Planted
 
 CATALOGUE: dict[str, Planted] = {
     planted.name: planted
-    for module in (honest, keys, depths, sessions, ledgers, drawing, refusing, meddling)
+    for module in (honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling)
     for planted in module.PLANTED
 }
 

@@ -15,7 +15,7 @@ from emad_ref.planted.base import PlantedDecoder, made
 from emad_ref.planted.depths import GENERATED
 from emad_ref.planted.entry import Make, Planted
 from emad_ref.protocol import Prompt
-from emad_ref.record import DECODE, Ints, Record, StopReason
+from emad_ref.record import DECODE, Ints, Record, StopReason, Tokens
 
 SAMPLING = "fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
 FULL = "fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation"
@@ -118,9 +118,9 @@ def claimed(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_n
         fed = [int(prompt.tokens[-1]), *emitted[row][:-1].tolist()]
         rows += [(row, before + at, token, depth, depth if at else ceiling, DECODE) for at, token in enumerate(fed)]
         signals += [found.signal[first]] * len(fed)
-    columns = np.array(rows, dtype=np.int64).T
+    sequence, position, token_fed, depths, cap, phase = np.array(rows, dtype=np.int64).T
     zeros = np.zeros(len(rows), dtype=np.int64)
-    tokens = type(found.tokens)(*columns, zeros, zeros == 0)
+    tokens = Tokens(sequence, position, token_fed, depths, cap, phase, zeros, zeros == 0)
     reasons: list[StopReason] = ["length"] * len(prompts)
     return replace(found, tokens=tokens, signal=np.array(signals), emitted=emitted, stop=reasons)
 

@@ -106,7 +106,7 @@ def a_slow_linear() -> None:
         dawdle()
         return fast(*given)
 
-    torch.nn.functional.linear = slow
+    torch.nn.functional.linear = slow  # type: ignore[assignment]  # that is what is wrong
 
 
 def a_clock_that_runs_late() -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from emad_ref.audit import sampling as audited
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.sampling import Drawn, sampling
 from emad_ref.protocol import Capabilities
 from tests.decoders.cached import CachedDecoder
-from tests.decoders.planted import AnotherTemperature
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
 
 NEW, HOT, TOLERANCE = 12, 12.0, 1e-9  # the tiny model's logits are wide: only so hot does it leave something to draw
+
+
+class AnotherTemperature(CachedDecoder):
+    """Every temperature is 1."""
+
+    def draw(self, scaled: torch.Tensor, generator: torch.Generator) -> int:
+        return super().draw(scaled * self.temperature, generator)
 
 
 def checked(
