@@ -136,7 +136,7 @@ def invariant_differences(evidence: Evidence, int8: Loaded) -> tuple[Floats, flo
     reference = stepwise_logits(int8.stepper, tokens, PROMPT - 1)[1:]  # a prompt's last position is a step
     subject = evidence.of(int8).subject
     with subject.open(evidence.subject.full) as decoder:
-        allowed = subject.allowed(decoder)
+        allowed = subject.allowed(decoder.capabilities)
         session, _ = decoder.start([Prompt(tokens[:PROMPT])])
         forced = zip(tokens[PROMPT:], depths, strict=True)
         steps = [session.feed(token[None, None], np.array([[depth]])) for token, depth in forced]

@@ -52,7 +52,8 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, alw
     """
     wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
     excused = [ABOVE, NO_PAIR] if always else [ABOVE, NO_PAIR, LEFT_OUT]
-    return [*_whose(report), *_lost(report, wanted, excused), *_undecided(report, wanted, excused), *_contradicted(report)]
+    lost = [*_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
+    return [*_whose(report), *lost, *_contradicted(report)]
 
 
 def another(report: Report, wanted: str) -> str:

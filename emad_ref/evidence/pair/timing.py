@@ -159,7 +159,7 @@ class Timing:
             if name in timed.results
         )
         for found in others:
-            declared = large.allowed(verifier)
+            declared = large.allowed(verifier.capabilities)
             same_tokens(large.lens, large.tolerance, timed.prompts, found, wanted, declared=declared).require()
 
     def _require_claimed(self, timed: Timed, point: OperatingPoint, capabilities: Capabilities) -> None:
