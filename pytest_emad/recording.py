@@ -1,7 +1,7 @@
 """What one test puts on record, and whether that fails it (``emad_ref.verdict.gating`` says when).
 
-Records travel as JSON strings in ``item.user_properties``: JUnit keeps them, and xdist carries them to the controller,
-which a single NumPy scalar would kill.
+Records travel as JSON strings in ``item.user_properties``: xdist carries them to the controller, which a single NumPy
+scalar would kill; ``junit`` then leaves a short form of them.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from pytest_emad.options import Settings
 if TYPE_CHECKING:
     from emad_ref.audit.finding import Finding
 
-CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = (
-    f"emad.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
+KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = tuple(
+    f"emad.record.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
 )
 
 
@@ -81,7 +81,8 @@ class Recorder:
         key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
         beside = compared(row, verdict, self._known.expected(key, self._run.seed))
         verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
-        self._add(CLAIM, verdict.to_json() | ({"refused": refused} if refused else {}))
+        told = verdict.to_json() | {"title": row.plain or row.title}
+        self._add(CLAIM, told | ({"refused": refused} if refused else {}))
         self._add(KNOWN, beside.to_json())
         if self._settings.update_golden and row.requires not in MACHINE_BOUND:
             self._put_on_record(verdict, key)
@@ -213,6 +214,10 @@ def _strict(name: str, value: object) -> str:
 
 def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
     """(kind, value) for each of our records among a report's ``user_properties``, in order."""
-    for kind, value in properties:
-        if kind.startswith("emad.") and isinstance(value, str):
-            yield kind, json.loads(value)
+    for kind, value in filter(is_record, properties):
+        yield kind, json.loads(str(value))
+
+
+def is_record(entry: tuple[str, object]) -> bool:
+    """Whether one of ``user_properties`` is a record of ours, and not its short form or somebody else's."""
+    return entry[0] in KINDS and isinstance(entry[1], str)

@@ -13,20 +13,23 @@ import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from emad_ref.files import write_atomically
+from emad_ref.files import BadFile, append, read_bytes, write_atomically
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
-from pytest_emad import attendance, backends, choosing, origins, selfcheck
+from pytest_emad import attendance, backends, choosing, junit, origins, selfcheck
 from pytest_emad.options import register, settings
-from pytest_emad.results import NEVER, Results, write_report
-from pytest_emad.terminal import write_summary
+from pytest_emad.recording import CLAIM, read_properties
+from pytest_emad.results import NEVER, SHIPPED, Results, write_report
+from pytest_emad.terminal import colour, decided, write_summary
 
+JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
 REFUSAL = "emad usage error"  # node id of a worker's usage error
 
 
@@ -40,15 +43,14 @@ class Reporting:
         self.waivers: list[dict[str, Any]] = [
             {"of": of, "reason": reason, "needed": False} for of, reason in self.settings.waive
         ]
-        self.report: str | None = None
+        self.report: Path | None = None
         self._attended = attended
         self._workers: list[dict[str, Any]] = []
         self._began, self._clock = datetime.now(UTC), time.monotonic()
         self._state: State = "running"
         self._started = self._stopped = self._stays = False
         self._kept: str | None = None  # a finished report that stood where this run writes
-        self._provenance: dict[str, Any] = {}
-        self._project: dict[str, Any] = {}
+        self._last: dict[str, Any] | None = None  # what was described last, which the summary shows
 
     # ------------------------------------------------------------ while it runs
 
@@ -82,8 +84,27 @@ class Reporting:
         except OSError as error:
             self.failures.append(f"--emad-report: {error}")
 
+    @pytest.hookimpl(tryfirst=True)  # before JUnit writes the properties
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.results.take(report)
+        if report.when == "teardown":
+            junit.flatten(report)
+            junit.name_class(self.config, report, getattr(report, SHIPPED, None))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(
+        self, report: pytest.TestReport
+    ) -> tuple[str, str, tuple[str, dict[str, bool]]] | None:
+        """In place of its dot, what a test decided: the first verdict is seen when it is reached, in a log as well."""
+        if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
+            return None
+        claims = [value for kind, value in read_properties(report.user_properties) if kind == CLAIM]
+        writer = self.config.get_terminal_writer()
+        said = decided(claims, writer.fullwidth)
+        if not said:
+            return None
+        start = "\n" if writer.width_of_current_line else ""
+        return report.outcome, f"{start}{said}\n", (report.outcome.upper(), colour(claims))
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: object) -> None:
@@ -117,7 +138,10 @@ class Reporting:
         status = int(session.exitstatus)
         if self.failures and status in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        if self._judging or self.failures or self.waivers:
+            self._last = self._described(int(session.exitstatus))
         self._write(session)
+        self._append_job_summary(session)
 
     def _require_decisions(self, exit_status: int) -> None:
         """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
@@ -177,16 +201,48 @@ class Reporting:
                 self._stays = True
             else:
                 self.results.write(folder, self._described(int(session.exitstatus)))
-                self.report = str(folder / REPORT)
+                self.report = folder / REPORT
         except OSError as error:
             self.failures.append(f"--emad-report: {error}")
             session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
 
+    @cached_property
+    def _provenance(self) -> dict[str, Any]:
+        return selfcheck.provenance(self.config)
+
+    @cached_property
+    def _project(self) -> dict[str, Any]:
+        return selfcheck.project(self.config)
+
+    @cached_property
+    def _claims_file(self) -> dict[str, str] | None:
+        """The user's register as it was when the run began: what is changed since judged nothing."""
+        path = self.settings.claims
+        if path is None:
+            return None
+        return {"path": str(path), "sha256": hashlib.sha256(read_bytes(path, "--emad-claims")).hexdigest()}
+
+    @cached_property
+    def _overlooked(self) -> list[str]:
+        return origins.overlooked(self.config)
+
+    def _append_job_summary(self, session: pytest.Session) -> None:
+        """Where a job of continuous integration says where: the same lines as Markdown. Nothing else is lost for it."""
+        path = os.environ.get(JOB_SUMMARY)
+        if not path or not self._last or not self._judging:
+            return
+        from emad_ref.report.brief import brief
+        from emad_ref.report.jobsummary import job_summary
+
+        try:
+            append(Path(path), job_summary(brief(self._last), list(self._places())), JOB_SUMMARY)
+        except BadFile as error:
+            self.failures.append(str(error))
+            session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
+
     def _described(self, exit_status: int | None) -> dict[str, Any]:
         """The report so far."""
-        self._provenance = self._provenance or selfcheck.provenance(self.config)
-        self._project = self._project or selfcheck.project(self.config)
-        claims, done = self.settings.claims, exit_status is not None
+        done = exit_status is not None
         around: dict[str, Any] = {
             "state": self._state,
             "run": {
@@ -197,9 +253,7 @@ class Reporting:
                 "exit_status": exit_status,
                 "failures": self.failures,
                 "asked": self._tests_asked,
-                "claims_file": None
-                if claims is None
-                else {"path": str(claims), "sha256": hashlib.sha256(claims.read_bytes()).hexdigest()},
+                "claims_file": self._claims_file,
                 "project": self._project,
             },
             "decoder": self._decoder(),
@@ -215,6 +269,7 @@ class Reporting:
             for n, name in unseen.items()
             if n not in left_out
         ]
+        self._last = report
         return report
 
     def _decoder(self) -> dict[str, Any]:
@@ -223,7 +278,7 @@ class Reporting:
             "name": origins.whose(asked),
             "foreign": any(provider["foreign"] for provider in asked),
             "providers": asked,
-            "overlooked": origins.overlooked(self.config) if self._tests_asked else [],
+            "overlooked": self._overlooked if self._tests_asked else [],
         }
 
     def _deselected(self) -> list[dict[str, Any]]:
@@ -233,22 +288,24 @@ class Reporting:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
-        """After pytest's own failures, so that the tables are the last thing on the screen."""
+        """After pytest's own failures, so that the verdicts are the last thing on the screen."""
         yield
-        write_summary(terminalreporter, self.results, self.settings, self.failures, list(self._last_lines()))
+        if self._last is not None:
+            write_summary(terminalreporter, self._last, list(self._places()), self.config.get_verbosity())
 
-    def _last_lines(self) -> Iterator[str]:
-        if self._decoding:
-            yield f"decoder judged: {origins.whose(self._asked)}"
-        yield from choosing.said(self._deselected())
-        for waiver in self.waivers:
-            yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
+    def _places(self) -> Iterator[str]:
+        """Where the report lies; a path below the folder of the call from there, as a person would type it."""
         if self.report is not None:
-            yield f"report written to {self.report}"
-        elif self._stays:
-            yield f"the finished report in {self.settings.report} stays: this run did not start"
+            yield f"report written to {_nearby(self.report, self.config)}"
+        elif self._stays and self.settings.report is not None:
+            yield f"the finished report in {_nearby(self.settings.report, self.config)} stays: this run did not start"
         if self.results.pages is not None:
             yield f"beside it {self.results.pages}"
+
+
+def _nearby(path: Path, config: pytest.Config) -> Path:
+    start = config.invocation_params.dir
+    return path.relative_to(start) if path.is_relative_to(start) else path
 
 
 def _finished(folder: Path) -> str | None:

@@ -134,6 +134,7 @@ class Results:
             "tables": self.tables,
             "goldens": self.goldens,
             "notes": self.notes,
+            "known": self.known,
             "tests": list(self.tests.values()),
             "audits": self.audits,
             "provenance": provenance | {"torch_threads": threads},

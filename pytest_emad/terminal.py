@@ -1,12 +1,18 @@
-"""The header line and the summary at the end of a run."""
+"""What a run prints of ours: the header, a line as each claim is decided, the summary at the end."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
 import pytest
 
-from emad_ref.verdict.known import summary
+from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
-from pytest_emad.results import Results
+
+OUTSIDE = 6  # lines that pytest itself prints around a summary, of the forty: its headings, its last line, a warning
+COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
+TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
 
 
 def header(settings: Settings, decoder: str) -> list[str]:
@@ -37,24 +43,64 @@ def header(settings: Settings, decoder: str) -> list[str]:
 
 
 def write_summary(
-    terminal: pytest.TerminalReporter, results: Results, settings: Settings, failures: list[str], last: list[str]
+    terminal: pytest.TerminalReporter, report: Mapping[str, Any], places: Sequence[str], verbosity: int
 ) -> None:
-    """Operating points, claims, notes, what the record says and what changed in it; then what fails the whole run.
+    """The summary of at most forty lines; before it, with ``-v``, every row, and with ``-vv`` legs and tables too.
 
-    ``last``: lines about the run itself, before what fails it.
+    Args:
+        report: as ``report.json`` holds it.
+        places: where it lies, a sentence each.
     """
-    from emad_ref.report.tables import sections  # tabulate: not at the start of every run
+    from emad_ref.report.brief import brief  # tabulate: not at the start of every run
+    from emad_ref.report.brieftext import MOST, lines
 
-    updated = "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in results.updated)
-    against_record = settings.gating.gate == "known" and not settings.update_golden and results.known
-    known = summary(results.known) if against_record else ""
-    shown = sections(results.points, results.tables, results.claims, results.notes)
-    for title, text in [*shown, ("emad known verdicts", known), ("emad goldens updated", updated)]:
-        if not text:
-            continue
+    width = terminal.config.get_terminal_writer().fullwidth
+    for title, text in _at_length(report, width, verbosity):
         terminal.section(title)
         terminal.line(text)
-    for line in last:
-        terminal.line(f"emad: {line}")
-    for failure in failures:
-        terminal.line(f"emad: FAILED: {failure}", red=True)
+    found = lines(brief(report), width, places, MOST - OUTSIDE)
+    if report["claims"]:
+        terminal.section(f"emad: {', '.join(report['settings']['models'])}")
+    for line in found:
+        terminal.line(line.text, **COLOURS.get(line.tone, {}))
+
+
+def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
+    """(title, text) of what does not go into the summary."""
+    from emad_ref.report.tables import leg_rows, noted, sections, text_table
+
+    if verbosity < 1:
+        return
+    tables = report["tables"] if verbosity > 1 else []
+    yield from sections(report["points"], tables, report["claims"], report["notes"], width)
+    for claim in report["claims"] if verbosity > 1 else []:
+        if claim["legs"]:
+            yield f"{claim['id']} on {claim['model']}", text_table(leg_rows(claim["legs"]), width)
+    if report["run"]["failures"]:
+        yield "emad: why the run fails", "\n".join(noted(reason, width) for reason in report["run"]["failures"])
+    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
+    if updated:
+        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
+
+
+def decided(claims: Sequence[Mapping[str, Any]], width: int) -> str:
+    """What a test decided, a line per claim of at most ``width`` letters: id, verdict, what was found. "" for nothing.
+
+    Claims whose premise or instrument is absent decided nothing: a dot says enough.
+    """
+    from emad_ref.verdict.numbers import quantity
+
+    lines = [
+        f"  {claim['id']:15}  {claim['verdict']:12}  "
+        + quantity(claim["estimate"], claim["unit"], claim["interval"])
+        + (f" ({claim['model']})" if " + " in claim["model"] else "")
+        for claim in claims
+        if claim["verdict"] not in UNDECIDED
+    ]
+    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
+
+
+def colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+    """That of the worst verdict among ``claims``."""
+    found = {claim["verdict"] for claim in claims}
+    return next((COLOURS[tone] for verdict, tone in TONES if verdict in found), {})

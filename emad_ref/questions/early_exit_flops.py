@@ -18,7 +18,7 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.models.geometry import Geometry, geometry_named
 from emad_ref.policy.early_exit import early_exit
 from emad_ref.sweep.exits import unexited
-from emad_ref.verdict.claims import Leg
+from emad_ref.verdict.claims import Leg, Outcome
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import counted
 from emad_ref.verdict.scores import difference
@@ -121,7 +121,8 @@ def judged_count(name: str, value: float, n: int, least: float | None) -> Leg:
     """A counted number against a threshold, or a measured one where there is none."""
     if least is None:
         return counted(name, value, n, UNIT)
-    return Leg(name, "survived" if value >= least else "falsified", float(value), None, n, least, UNIT, "counted")
+    outcome: Outcome = "survived" if value >= least else "falsified"
+    return Leg(name, outcome, float(value), None, n, least, UNIT, "counted", good="higher")
 
 
 def instead_of_items(absence: Absence) -> dict[str, str]:

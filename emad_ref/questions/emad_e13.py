@@ -24,7 +24,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     """``survived`` where the premise holds, ``falsified`` where it does not."""
     outcome: Outcome = "survived" if found.tied else "falsified"
     said = "the premise holds" if found.tied else "the premise does not hold: embedding and unembedding are separate"
-    leg = Leg("tied unembedding", outcome, float(found.tied), None, 1, 1.0, asked.claim.unit, said)
+    leg = Leg("tied unembedding", outcome, float(found.tied), None, 1, 1.0, asked.claim.unit, said, good="higher")
     return row(asked.claim, asked.model, [leg])
 
 

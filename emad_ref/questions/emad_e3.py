@@ -39,7 +39,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
         for estimator, share in by_estimator.items():
             outcome: Outcome = "survived" if share < threshold else "falsified"
             name = f"{geometry}, {estimator}"
-            legs.append(Leg(name, outcome, float(share), None, 1, threshold, asked.claim.unit))
+            legs.append(Leg(name, outcome, float(share), None, 1, threshold, asked.claim.unit, good="lower"))
     return row(asked.claim, asked.model, legs) if legs else asked.unmeasured("no geometry was counted")
 
 

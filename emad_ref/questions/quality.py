@@ -195,6 +195,7 @@ def _partial_conjunction(name: str, drops: Mapping[str, Estimate], tasks: Mappin
         + "".join(f"; {task} has {n} items, at least {least} are needed" for task, n in small.items()),
         p_falsify=simes(above[1:]),
         p_survive=simes(below[-2:]),
+        good="lower",
     )
 
     def needed(error: float) -> int | None:

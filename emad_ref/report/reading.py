@@ -18,7 +18,9 @@ Schema 2 adds what the finding rests on, from the first test on:
     audits      [{"test", "check", "passed", "detail", "n", "ties"}]
     deselected  [{"nodeid", "shipped", "claim"? it would have asked, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
-    claims      may say "refused": why the decoder, not the model or the text, left the claim undecided
+    known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
+    claims      may say "refused": why the decoder, not the model or the text, left the claim undecided; "title": the
+                claim in plain words; "good": which way its estimate is better, ``lower``, ``higher`` or neither
 
 Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
 """
@@ -179,7 +181,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
-    "claims": {"refused": TEXT},
+    "claims": {"refused": TEXT, "title": TEXT, "good": TEXT},
 }
 
 

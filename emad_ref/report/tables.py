@@ -9,27 +9,17 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from tabulate import tabulate
-
 from emad_ref.report.figures import EMBEDDED
+from emad_ref.report.fitting import Cell as Cell  # whoever takes rows takes them from here
+from emad_ref.report.fitting import Row as Row
+from emad_ref.report.fitting import text_table
+from emad_ref.verdict import numbers
 from emad_ref.verdict.gating import UNDECIDED
+from emad_ref.verdict.numbers import ABSENT as ABSENT
 
-ABSENT = "–"
-WIDTHS = {"claim": 16, "unit": 20, "reason": 44}  # keeps the claims table of the terminal within about 150 columns
-
-
-@dataclass(frozen=True)
-class Cell:
-    """``text`` as shown, lines apart by newlines; ``value`` of ``report.json``, None where it is the text or absent."""
-
-    text: str
-    value: Any = None
-
-
-Row = dict[str, Cell]
+WIDE = 150  # letters in a line where nobody says how wide the page is
 
 
 def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -47,14 +37,14 @@ def point_rows(points: Sequence[Mapping[str, Any]]) -> list[Row]:
         ({"model": Cell(point.get("model") or ABSENT)} if several else {})
         | {
             "point": Cell("\n".join([point["name"], *(point.get("roles") or ())]), point["name"]),
-            "depth": Cell(_number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
+            "depth": Cell(numbers.number(point.get("mean_depth"), ".2f"), point.get("mean_depth")),
             "P50/P90": Cell(
-                f"{_number(point.get('depth_p50'), 'g')}/{_number(point.get('depth_p90'), 'g')}",
+                f"{numbers.number(point.get('depth_p50'), 'g')}/{numbers.number(point.get('depth_p90'), 'g')}",
                 [point.get("depth_p50"), point.get("depth_p90")],
             ),
-            "FLOPs gross": Cell(_saved(point.get("gross_reduction")), point.get("gross_reduction")),
-            "net": Cell(_saved(point.get("net_reduction")), point.get("net_reduction")),
-            "end to end": Cell(_saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")),
+            "FLOPs gross": Cell(numbers.saved(point.get("gross_reduction")), point.get("gross_reduction")),
+            "net": Cell(numbers.saved(point.get("net_reduction")), point.get("net_reduction")),
+            "end to end": Cell(numbers.saved(point.get("end_to_end_reduction")), point.get("end_to_end_reduction")),
             "perplexity": Cell(_perplexity(point), [point.get("perplexity_reference"), point.get("perplexity")]),
             "rise [95 %]": Cell(_rise(point), [point.get("perplexity_rise"), point.get("interval")]),
             "accuracy": Cell(_accuracies(point), point.get("accuracy")),
@@ -84,7 +74,10 @@ def leg_rows(legs: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [
         {"leg": Cell(leg["name"]), "outcome": Cell(leg["outcome"])}
         | _answer(leg)
-        | {f"p {side}": Cell(_number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"]) for side in ("falsify", "survive")}
+        | {
+            f"p {side}": Cell(numbers.number(leg[f"p_{side}"], ".2g"), leg[f"p_{side}"])
+            for side in ("falsify", "survive")
+        }
         for leg in legs
     ]
 
@@ -93,10 +86,10 @@ def _answer(found: Mapping[str, Any]) -> Row:
     """What verdicts and legs have in common."""
     unit = found["unit"]
     return {
-        "estimate": Cell(_value(found["estimate"], unit), found["estimate"]),
-        "[95 %]": Cell(_interval(found["interval"], unit), found["interval"]),
-        "n": Cell(f"{found['n']:,}" if found["n"] else ABSENT, found["n"]),
-        "threshold": Cell(_value(found["threshold"], unit), found["threshold"]),
+        "estimate": Cell(numbers.value(found["estimate"], unit), found["estimate"]),
+        "[95 %]": Cell(numbers.interval(found["interval"], unit), found["interval"]),
+        "n": Cell(numbers.count(found["n"]), found["n"]),
+        "threshold": Cell(numbers.value(found["threshold"], unit), found["threshold"]),
         "unit": Cell(unit),
         "reason": Cell(found["reason"]),
     }
@@ -110,31 +103,19 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
     return [{key: _cell(key, value) for key, value in row.items()} for row in rows]
 
 
-def text_table(rows: Sequence[Row]) -> str:
-    """Rows for a terminal, long columns wrapped; an empty string for none."""
-    if not rows:
-        return ""
-    text = [
-        {key: _filled(cell.text, WIDTHS[key]) if key in WIDTHS else cell.text for key, cell in row.items()}
-        for row in rows
-    ]
-    table: str = tabulate(text, headers="keys", disable_numparse=True)
-    return table
+def points_table(points: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
+    """``point_rows`` for a terminal of ``width`` letters; an empty string for none."""
+    return text_table(point_rows(points), width)
 
 
-def points_table(points: Sequence[Mapping[str, Any]]) -> str:
-    """``point_rows`` for a terminal; an empty string for none."""
-    return text_table(point_rows(points))
-
-
-def claims_table(claims: Sequence[Mapping[str, Any]]) -> str:
+def claims_table(claims: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
     """``claim_rows`` for a terminal, where undecided ones that share a reason share a row; an empty string for none."""
-    return text_table(claim_rows(_folded(claims)))
+    return text_table(claim_rows(_folded(claims)), width)
 
 
-def plain_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def plain_table(rows: Sequence[Mapping[str, Any]], width: int = WIDE) -> str:
     """``plain_rows`` for a terminal; an empty string for none."""
-    return text_table(plain_rows(rows))
+    return text_table(plain_rows(rows), width)
 
 
 def sections(
@@ -142,20 +123,21 @@ def sections(
     tables: Sequence[Mapping[str, Any]],
     claims: Sequence[Mapping[str, Any]],
     notes: Sequence[str],
+    width: int = WIDE,
 ) -> list[tuple[str, str]]:
-    """(title, text) of all that a run shows at its end, in order; what is empty, or made for the page, is left out.
+    """(title, text) of all that a run has to show, in order; what is empty, or made for the page, is left out.
 
-    ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them.
+    ``tables``: ``{"title", "model", "rows"}`` each, as ``report.json`` holds them. ``width``: letters in a line.
     """
     found = [
-        ("emad operating points", points_table(points)),
+        ("emad operating points", points_table(points, width)),
         *(
-            (f"{table['model']}: {table['title']}", plain_table(table["rows"]))
+            (f"{table['model']}: {table['title']}", plain_table(table["rows"], width))
             for table in tables
             if table.get("figure") not in EMBEDDED
         ),
-        ("emad claims", claims_table(claims)),
-        ("emad notes", "\n".join(f"- {note}" for note in notes)),
+        ("emad claims", claims_table(claims, width)),
+        ("emad notes", "\n".join(noted(note, width) for note in notes)),
     ]
     return [(title, text) for title, text in found if text]
 
@@ -172,8 +154,9 @@ def _folded(claims: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _filled(text: str, width: int) -> str:
-    return textwrap.fill(text, width, break_on_hyphens=False)  # a claim's id stays in one piece
+def noted(note: str, width: int = WIDE) -> str:
+    """A note as an item of a list."""
+    return textwrap.fill(note, width, initial_indent="- ", subsequent_indent="  ", break_long_words=False)
 
 
 def _cell(key: str, value: Any) -> Cell:
@@ -189,50 +172,16 @@ def _plain(key: str, value: Any) -> str:
     return ABSENT if value is None else str(value)
 
 
-# Units that read best in percent, and whether their sign is worth showing.
-_FRACTIONS = {
-    "relative rise": "+",
-    "accuracy drop": "",
-    "net FLOP reduction": "",
-    "share of block FLOPs": "",
-    "saving": "",
-    "saving lost": "",
-    "share of the score": "",
-}
-
-
-def _value(value: float | None, unit: str) -> str:
-    return _percent(value, f"{_FRACTIONS[unit]}z.2f") if unit in _FRACTIONS else _number(value, ".4g")
-
-
-def _interval(interval: Sequence[float] | None, unit: str) -> str:
-    return ABSENT if interval is None else f"[{_value(interval[0], unit)}, {_value(interval[1], unit)}]"
-
-
-def _number(value: float | None, form: str, suffix: str = "") -> str:
-    return ABSENT if value is None else f"{value:{form}}{suffix}"
-
-
-# "z" in the forms: a change that rounds to zero has no sign of its own, so "-0.0 %" never shows.
-def _percent(share: float | None, form: str = "+z.2f") -> str:
-    return ABSENT if share is None else f"{100 * share:{form}} %"
-
-
-def _saved(reduction: float | None) -> str:
-    """A reduction of 0.2 reads -20.0 %, as the FLOPs change."""
-    return ABSENT if reduction is None else _percent(-reduction, "+z.1f")
-
-
 def _perplexity(point: Mapping[str, Any]) -> str:
     reference, value = (point.get(key) for key in ("perplexity_reference", "perplexity"))
-    return ABSENT if reference is None and value is None else f"{_number(reference, '.4g')} → {_number(value, '.4g')}"
+    return numbers.change(reference, value)
 
 
 def _rise(point: Mapping[str, Any]) -> str:
     rise, interval = point.get("perplexity_rise"), point.get("interval")
     if rise is None or interval is None:
-        return _percent(rise)
-    return f"{_percent(rise)} [{_percent(interval[0])}, {_percent(interval[1])}]"
+        return numbers.percent(rise)
+    return f"{numbers.percent(rise)} {numbers.interval(interval, 'relative rise')}"
 
 
 def _accuracies(point: Mapping[str, Any]) -> str:
@@ -241,11 +190,10 @@ def _accuracies(point: Mapping[str, Any]) -> str:
     if not accuracy:
         return ABSENT
     return "\n".join(
-        f"{task} {_number(reference, '.3f')} → {_number(candidate, '.3f')}"
-        + (f"\n({why[task]})" if task in why else "")
+        f"{task} {numbers.change(reference, candidate, '.3f')}" + (f"\n({why[task]})" if task in why else "")
         for task, (reference, candidate) in accuracy.items()
     )
 
 
 def _speeds(ratios: Mapping[str, float] | None) -> str:
-    return "\n".join(f"batch {rows}: {ratio:.2f}×" for rows, ratio in ratios.items()) if ratios else ABSENT
+    return "\n".join(f"batch {rows}: {numbers.ratio(ratio)}" for rows, ratio in ratios.items()) if ratios else ABSENT

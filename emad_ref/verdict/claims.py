@@ -25,6 +25,7 @@ from emad_ref.files import read_toml
 Outcome = Literal["survived", "falsified", "inconclusive", "measured", "not applicable", "unmeasured"]
 Kind = Literal["falsifier", "exact", "statistical", "report"]
 Requirement = Literal["quality", "speed", "energy", ""]
+Good = Literal["lower", "higher", ""]  # which way an estimate is better; "": neither, or nothing is asked of it
 
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 COUNTED = ("documents", "items", "pairs")  # nouns of ``units``
@@ -40,6 +41,7 @@ class Claim:
                    and so on → smallest n with which a leg may survive, where that is more.
     ``gate``       whether a run fails when the claim is falsified.
     ``requires``   the ``--emad-require`` word under which an undecided premise fails the run; ``""`` = none.
+    ``plain``      the title in plain words, for summaries; ``""``: the title itself.
     """
 
     id: str
@@ -51,6 +53,7 @@ class Claim:
     minimum: dict[str, int]
     gate: bool
     requires: Requirement
+    plain: str = ""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,7 @@ class Leg:
     reason: str = ""
     p_falsify: float | None = None
     p_survive: float | None = None
+    good: Good = ""
 
     def __post_init__(self) -> None:
         _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
@@ -94,7 +98,8 @@ class Leg:
 class Verdict:
     """The answer to one claim for one model.
 
-    ``estimate``, ``interval``, ``n``, ``threshold`` and ``unit`` are those of the leg that decided (``legs.combine``).
+    ``estimate``, ``interval``, ``n``, ``threshold``, ``unit`` and ``good`` are those of the leg that decided
+    (``legs.combine``).
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -111,6 +116,7 @@ class Verdict:
     gate: bool
     reason: str
     legs: tuple[Leg, ...] = field(default=())
+    good: Good = ""
 
     def __post_init__(self) -> None:
         _check_numbers(self, self.verdict, ("estimate", "threshold"))
@@ -188,8 +194,8 @@ def _added(name: str, row: Any, file: Path, register: Mapping[str, Claim]) -> Cl
     """A row of an extension."""
     if name in register:
         raise BadArgument(f"{file}: row", name, "an id that no other row has", "choose a prefix of your own")
-    wanted = {f.name for f in fields(Claim)} - {"id"}
-    if not isinstance(row, dict) or set(row) != wanted:
+    wanted = {f.name for f in fields(Claim)} - {"id", "plain"}
+    if not isinstance(row, dict) or set(row) - {"plain"} != wanted:
         given = sorted(row) if isinstance(row, dict) else row
         raise BadArgument(
             f"{file}: {name}", given, f"a table of exactly {', '.join(sorted(wanted))}", "see register.toml"

@@ -147,7 +147,7 @@ def as_leg(name: str, met: Met, estimate: Estimate | None, threshold: float, cla
     saved = f"both save {met.saving:.2%} net"
     if estimate is None:
         reason = f"tied: both decide the same; {saved}"
-        tie = Leg(name, "inconclusive", 0.0, None, len(met.ours.loss), threshold, claim.unit, reason)
+        tie = Leg(name, "inconclusive", 0.0, None, len(met.ours.loss), threshold, claim.unit, reason, good="lower")
         return Tested(tie, ByDocument.noun, lambda error: None)
     weighted = weighed(name, estimate, "above", threshold, claim.minimum)
     reason = "; ".join(filter(None, (saved, weighted.leg.reason)))

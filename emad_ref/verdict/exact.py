@@ -33,13 +33,14 @@ def judge_exact(claim: Claim, model: str, errors: Mapping[str, Floats], toleranc
 
 def _exact_leg(name: str, errors: Floats, tolerance: float, unit: str) -> Leg:
     if not errors.size:
-        return replace(unseen(name, "nothing was compared"), threshold=tolerance, unit=unit)
+        return replace(unseen(name, "nothing was compared"), threshold=tolerance, unit=unit, good="lower")
     if (errors < 0).any():
         raise BadArgument("errors", float(errors.min()), "absolute differences ≥ 0", f"take abs() for leg {name!r}")
     if not np.isfinite(errors).all():
         reason = f"{int((~np.isfinite(errors)).sum())} of {errors.size} differences are NaN or infinite"
-        return Leg(name, "falsified", None, None, errors.size, tolerance, unit, reason)
+        return Leg(name, "falsified", None, None, errors.size, tolerance, unit, reason, good="lower")
     largest = float(errors.max())
     outcome: Outcome = "survived" if largest <= tolerance else "falsified"
     beyond = f"{int((errors > tolerance).sum())} of {errors.size} comparisons differ by more than {tolerance:g}"
-    return Leg(name, outcome, largest, None, errors.size, tolerance, unit, beyond if outcome == "falsified" else "")
+    reason = beyond if outcome == "falsified" else ""
+    return Leg(name, outcome, largest, None, errors.size, tolerance, unit, reason, good="lower")

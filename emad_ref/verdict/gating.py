@@ -9,16 +9,19 @@ Standard library only.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from typing import Literal
 
-from emad_ref.verdict.claims import Claim, Leg, Outcome, Verdict
+from emad_ref.verdict.claims import Claim, Outcome, Verdict
 from emad_ref.verdict.known import MACHINE_BOUND, Expected
+from emad_ref.verdict.sentence import heading, measurement, title_of
 
 GATES: tuple[str, ...] = ("paper", "known")
 INCONCLUSIVE: tuple[str, ...] = ("warn", "fail")
 REQUIREMENTS: tuple[str, ...] = ("energy", "speed", "quality", "golden")
 
+WIDTH = 80  # letters in a line of a message, which goes into logs as well as onto terminals
 UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
 
 
@@ -33,7 +36,7 @@ class Gating:
 
 @dataclass(frozen=True)
 class Consequence:
-    """``failure`` and ``warning`` are messages, empty when there is nothing to say."""
+    """``failure`` and ``warning`` are messages of a few lines, empty when there is nothing to say."""
 
     failure: str = ""
     warning: str = ""
@@ -44,46 +47,33 @@ def consequence(verdict: Verdict, claim: Claim, gating: Gating, expected: Expect
 
     ``expected``: what is on record, None where nothing is. Rows on time and energy never are: nothing is asked of them.
     """
-    said = describe(verdict)
+    said = describe(verdict, claim)
     if verdict.verdict in UNDECIDED and claim.requires in gating.require:
-        return Consequence(f"{said} --emad-require {claim.requires} asks for a decision.")
+        return Consequence(f"{said}\n--emad-require {claim.requires} asks for a decision.")
     if gating.gate == "known":
         if expected is not None and verdict.verdict not in expected.outcomes:
-            return Consequence(f"{said} The verdict on record is {expected.said}: gate known fails on any change.")
+            return Consequence(f"{said}\nThe verdict on record is {expected.said}: gate known fails on any change.")
         if expected is None and "golden" in gating.require and claim.requires not in MACHINE_BOUND:
-            return Consequence(f"{said} No verdict is on record for it, and golden is required.")
+            return Consequence(f"{said}\nNo verdict is on record for it, and golden is required.")
         return Consequence()
     if not verdict.gate:
         return Consequence()
     if verdict.verdict == "falsified":
-        return Consequence(f"{said} This row gates.")
+        return Consequence(f"{said}\nThis row gates.")
     if verdict.verdict == "inconclusive":
         if gating.inconclusive == "fail":
-            return Consequence(f"{said} This row gates, and --emad-inconclusive fail is set.")
+            return Consequence(f"{said}\nThis row gates, and --emad-inconclusive fail is set.")
         return Consequence(warning=said)
     return Consequence()
 
 
-def describe(verdict: Verdict) -> str:
-    """One paragraph with every number a reader needs: outcome, estimate, interval, n, threshold, reason, legs."""
-    parts = [f"{verdict.id} on {verdict.model}: {verdict.verdict}.", _numbers(verdict)]
-    if verdict.reason:
-        parts.append(f"{verdict.reason.rstrip('.')}.")
-    if len(verdict.legs) > 1:
-        parts.append(f"Legs: {'; '.join(_leg(leg) for leg in verdict.legs)}.")
-    return " ".join(part for part in parts if part)
+def describe(verdict: Verdict, claim: Claim) -> str:
+    """The line of the summary, as a message: claim and outcome, what was found and what it needs, then why."""
+    told = verdict.to_json()
+    found, why = measurement(told), verdict.reason if verdict.estimate is not None else ""
+    lines = [heading(told, title_of(told, {claim.id: claim})), _ended(found), _ended(why)]
+    return "\n".join(textwrap.fill(line, WIDTH, break_long_words=False) for line in lines if line)
 
 
-def _numbers(result: Verdict | Leg) -> str:
-    if result.estimate is None:
-        return ""
-    text = f"{result.estimate:.4g} {result.unit}".rstrip()
-    if result.interval is not None:
-        text += f" (95 % interval {result.interval[0]:.4g} to {result.interval[1]:.4g}, n = {result.n})"
-    else:
-        text += f" (n = {result.n})"
-    return text + ("." if result.threshold is None else f", threshold {result.threshold:.4g}.")
-
-
-def _leg(leg: Leg) -> str:
-    return " ".join(part for part in (f"{leg.name} {leg.outcome}", _numbers(leg).rstrip("."), leg.reason) if part)
+def _ended(text: str) -> str:
+    return f"{text.rstrip('.')}." if text else ""

@@ -109,6 +109,7 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     noun = estimate.noun
     to_survive = minimum.get(noun + TO_SURVIVE, 0)
     leg = Leg(name, "inconclusive", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit)
+    leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
         short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
         return Tested(replace(leg, reason=short), noun, lambda error: minimum[noun], to_survive)
@@ -201,6 +202,7 @@ def row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
         claim.gate,
         reason,
         tuple(legs),
+        leg.good,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import shutil
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -22,11 +23,16 @@ INSTALLED = any(point.name == "emad" for point in entry_points(group="pytest11")
 VERDICTS = """
 from emad_ref.verdict.claims import Leg, Verdict
 
-def verdict(outcome, claim="EMAD-F1", reason="", legs=()):
-    return Verdict(claim, "emad-tiny", outcome, 0.03, (0.02, 0.04), 200, 0.01, "relative rise", False, reason, legs)
+def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
+    return Verdict(claim, "emad-tiny", outcome, 0.03, (0.02, 0.04), 200, 0.01, "relative rise", False, reason, legs, good)
 """
 
 Run = Callable[..., pytest.RunResult]
+
+
+def unwrapped(result: pytest.RunResult) -> pytest.LineMatcher:
+    """What was printed, lines that were broken at the terminal's edge in one piece again."""
+    return pytest.LineMatcher(re.sub(r"\n +(?=\S)", " ", result.stdout.str()).split("\n"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,7 +46,14 @@ def imported_for_good() -> None:
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither the outer run's CI nor its options reach the inner runs."""
-    for name in ("CI", "PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT"):
+    for name in (
+        "CI",
+        "PYTEST_ADDOPTS",
+        "PYTEST_PLUGINS",
+        "PYTEST_XDIST_WORKER",
+        "PYTEST_XDIST_WORKER_COUNT",
+        "GITHUB_STEP_SUMMARY",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 

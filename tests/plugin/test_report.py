@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from importlib.util import find_spec
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.plugin.conftest import Run, report_of
+from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """
 from verdicts import verdict
@@ -25,7 +25,7 @@ def test_survived(emad_record):
 
 def test_summary_shows_points_claims_and_notes_after_the_failures(project: pytest.Pytester, run: Run) -> None:
     project.makepyfile(SUITE)
-    run().stdout.fnmatch_lines(
+    run("-v").stdout.fnmatch_lines(
         [
             "*FAILURES*",
             "*emad operating points*",
@@ -35,9 +35,54 @@ def test_summary_shows_points_claims_and_notes_after_the_failures(project: pytes
             "EMAD-E1 *survived*",
             "*emad notes*",
             "- the baseline sleeps",
+            "*emad: emad-tiny*",
+            "gates: 0 of 1 hold, 1 falsified",
             "*1 failed, 1 passed*",
         ]
     )
+
+
+def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(SUITE.replace('"emad m=0.20", ', '"emad m=0.20", "roles": ["calibrated default"], '))
+    result = run()
+    result.stdout.fnmatch_lines(
+        [
+            "  EMAD-F1          falsified     +3.00 % [[]+2.00 %, +4.00 %] relative rise",
+            "  EMAD-E1          survived      +3.00 %*",
+            "*FAILURES*",
+            "EMAD-F1 on emad-tiny: falsified. Saving 15 % of FLOPs leaves quality as it was",
+            "found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs ≤ +1.00 %, lower is",
+            "better.",
+            "This row gates.",
+            "*emad: emad-tiny*",
+            "gates: 0 of 1 hold, 1 falsified",
+            "  EMAD-F1  falsified  Saving 15 % of FLOPs leaves quality as it was",
+            "           found +3.00 % [[]+2.00 %, +4.00 %] relative rise; needs ≤ +1.00 %,",
+            "           lower is better",
+            "operating points put forward:",
+            "  emad m=0.20: calibrated default; -41.0 % FLOPs net",
+            "of 1 claim 1 survived",
+            "  survived: EMAD-E1",
+            "*1 failed, 1 passed*",
+        ]
+    )
+    assert "emad claims" not in result.stdout.str()
+    assert max(len(line) for line in result.outlines) <= 80
+
+
+def test_legs_and_tables_are_printed_at_twice_verbose(project: pytest.Pytester, run: Run) -> None:
+    project.makepyfile(
+        """
+        from verdicts import Leg, verdict
+        def test_legs(emad_record):
+            legs = (Leg("world:premise", "survived", .003, (.002, .004), 200, .01, "relative rise"),)
+            emad_record.table("equal FLOPs", "emad-tiny", [{"family": "EMAD"}])
+            emad_record.claim(verdict("survived", "EMAD-E1", legs=legs))
+        """
+    )
+    tables = ["*emad-tiny: equal FLOPs*", "EMAD", "*EMAD-E1 on emad-tiny*", "world:premise*survived*"]
+    run("-vv").stdout.fnmatch_lines(tables)
+    assert "equal FLOPs" not in run("-v").stdout.str()
 
 
 def test_a_run_that_recorded_nothing_prints_no_summary(project: pytest.Pytester, run: Run) -> None:
@@ -57,7 +102,8 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
         ("EMAD-E1", "survived", False),
     ]
     assert set(report["claims"][0]) == {
-        *("id", "model", "verdict", "estimate", "interval", "n", "threshold", "unit", "gate", "reason", "legs")
+        *("id", "model", "verdict", "estimate", "interval", "n", "threshold", "unit", "gate", "reason", "legs"),
+        *("title", "good"),
     }
     assert report["points"][0]["mean_depth"] == 5.25
     assert report["notes"] == ["the baseline sleeps"]
@@ -262,9 +308,63 @@ def test_collect_only_writes_no_report(project: pytest.Pytester, run: Run) -> No
     assert not (project.path / "out" / "report.json").exists()
 
 
-def test_junit_keeps_the_records(project: pytest.Pytester, run: Run) -> None:
+@pytest.mark.parametrize("workers", [0, 2])
+def test_junit_has_flat_short_properties(project: pytest.Pytester, run_apart: Run, workers: int) -> None:
+    mine = "(emad_record, record_property):\n    record_property('mine', 'x')"
+    project.makepyfile(SUITE.replace("(emad_record):", mine))
+    run_apart("--junit-xml", "junit.xml", "-n", workers, "--emad-report", "out")
+    cases = ElementTree.parse(project.path / "junit.xml").iter("testcase")
+    found = {
+        case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")} for case in cases
+    }
+    assert found["test_falsified"] == {
+        "emad.claim": "EMAD-F1",
+        "emad.model": "emad-tiny",
+        "emad.verdict": "falsified",
+        "emad.gate": "true",
+        "emad.estimate": "0.03",
+        "emad.low": "0.02",
+        "emad.high": "0.04",
+        "emad.threshold": "0.01",
+        "emad.n": "200",
+        "emad.unit": "relative rise",
+        "mine": "x",
+    }
+    assert found["test_survived"]["emad.verdict"] == "survived"
+    assert {claim["id"] for claim in report_of(project.path / "out")["claims"]} == {"EMAD-F1", "EMAD-E1"}
+
+
+def test_a_job_summary_is_added_to_the_file_that_the_job_names(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project.makepyfile(SUITE)
-    run("--junit-xml", "junit.xml")
-    text = (project.path / "junit.xml").read_text()
-    assert 'name="emad.claim"' in text
-    assert json.dumps("EMAD-F1")[1:-1] in text
+    place = project.path / "step.md"
+    place.write_text("before\n")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(place))
+    run("--emad-report", "out")
+    text = place.read_text(encoding="utf-8")
+    assert text.startswith("before\n## emad: ")
+    assert "| EMAD-F1 | falsified |" in " ".join(text.split(" ")).replace("  ", " ")
+    assert "report written to out/report.json" in text
+    assert len(text.splitlines()) <= 41
+
+
+def test_a_job_summary_that_cannot_be_written_is_one_error_and_loses_no_report(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile("from verdicts import verdict\ndef test(emad_record): emad_record.claim(verdict('survived'))")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path))
+    result = run("--emad-report", "out")
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    (line,) = [line for line in unwrapped(result).lines if line.startswith("emad: FAILED: ")]
+    assert line.startswith("emad: FAILED: GITHUB_STEP_SUMMARY=")
+    assert report_of(project.path / "out")["state"] == "complete"
+
+
+def test_a_run_of_others_tests_adds_nothing_to_the_job_summary(
+    project: pytest.Pytester, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makepyfile("def test(): pass")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(project.path / "step.md"))
+    assert run().ret == pytest.ExitCode.OK
+    assert not (project.path / "step.md").exists()

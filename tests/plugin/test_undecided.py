@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref import cli
 from pytest_emad import selfcheck
-from tests.plugin.conftest import Run, report_of
+from tests.plugin.conftest import Run, report_of, unwrapped
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
 
@@ -89,7 +89,9 @@ def rewritten(folder: Path, name: str, text: str) -> None:
 
 def failures(result: pytest.RunResult) -> list[str]:
     """What failed the run as a whole."""
-    return [line.removeprefix("emad: FAILED: ") for line in result.outlines if line.startswith("emad: FAILED: ")]
+    return [
+        line.removeprefix("emad: FAILED: ") for line in unwrapped(result).lines if line.startswith("emad: FAILED: ")
+    ]
 
 
 def test_a_foreign_decoder_that_is_decided_passes(suites: Path, project: pytest.Pytester, run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from emad_ref.report.tables import claims_table, plain_table, points_table, sections
 from emad_ref.verdict.claims import Verdict
 from tests.unit.report.sample import MOVING
@@ -34,7 +36,7 @@ def claim(**changes) -> dict:
 def test_a_point_shows_every_number_with_its_unit():
     table = points_table([POINT])
     parts = ("7.25", "4/12", "-40.0 %", "-31.2 %", "-20.7 %", "1.429 → 1.447", "+1.25 % [+1.10 %, +1.40 %]")
-    for part in (*parts, "batch 1: 1.23×", "batch 4: 1.10×"):
+    for part in (*parts, "batch 1: 1.234×", "batch 4: 1.1×"):
         assert part in table, part
     assert "recall 0.900 → 0.880" in table
     assert "count 0.500 → –" in table
@@ -42,7 +44,7 @@ def test_a_point_shows_every_number_with_its_unit():
 
 def test_a_point_says_why_it_is_put_forward():
     """One point may be two things at once: the margin the user named may be the one that validation chose."""
-    table = points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}])
+    table = points_table([POINT | {"roles": ["named by the user", "chosen on validation"]}], 200)
     first, second, third = table.splitlines()[-3:]
     assert [first.split("  ")[0], second.strip()[:17], third.strip()[:20]] == [
         "emad m=0.20",
@@ -106,7 +108,31 @@ def test_falsified_is_set_like_survived():
 
 def test_long_reasons_wrap_inside_their_column():
     table = claims_table([claim(reason="because " * 40)])
-    assert max(map(len, table.splitlines())) < 150
+    assert 140 < max(map(len, table.splitlines())) <= 150
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_no_table_is_wider_than_the_page_and_none_loses_a_number(width):
+    """Words wrap, then columns stand below one another; a number and an interval stay in one piece."""
+    wide = {f"a long heading {number}": 0.5 + number for number in range(20)}
+    point = POINT | {"roles": ["chosen on validation"], "name": "quantile q=0.0055, 69.4% full depth"}
+    claims = [claim(reason="because " * 40), claim(id="EMAD-F1-literal", unit="largest |difference| of a logit")]
+    tables = {
+        points_table([point], width): ("-31.2 %", "+1.25 % [+1.10 %, +1.40 %]", "batch 1: 1.234×", "69.4%"),
+        claims_table(claims, width): ("EMAD-F1-literal", "[+0.05 %, +0.15 %]", "1,234", "because", "|difference|"),
+        plain_table([{"family": "EMAD"} | wide], width): [f"{value:.4g}" for value in wide.values()],
+    }
+    for table, parts in tables.items():
+        assert max(map(len, table.splitlines())) <= width
+        assert [part for part in parts if part not in table] == []
+
+
+def test_parts_of_a_table_that_is_cut_begin_with_its_first_column():
+    table = plain_table([{"family": "EMAD"} | {f"column {number}": 123456789 for number in range(12)}], 80)
+    parts = table.split("\n\n")
+    assert len(parts) > 1
+    assert {part.splitlines()[0].split()[0] for part in parts} == {"family"}
+    assert {part.splitlines()[-1].split()[0] for part in parts} == {"EMAD"}
 
 
 def test_no_rows_no_table():

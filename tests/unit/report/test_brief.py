@@ -1,0 +1,185 @@
+"""Forty lines, none wider than the terminal, and nothing falsified hidden, however much there is to say."""
+
+from __future__ import annotations
+
+import pytest
+
+from emad_ref.cli import main
+from emad_ref.report.brief import brief, remedy, together
+from emad_ref.report.brieftext import lines
+from emad_ref.report.jobsummary import job_summary
+from emad_ref.verdict.claims import Leg, Verdict, load_register
+from pytest_emad.results import write_report
+
+REGISTER = load_register()
+OPEN = "1 of 3 legs inconclusive; first: recall (about 887 items would decide it if the estimate stands)"
+WIDTHS = pytest.mark.parametrize("width", [80, 120])
+
+
+def claim(id, verdict="survived", reason="all 2 legs survived; nearest: x", model="m", **changes):
+    undecided = verdict in ("not applicable", "unmeasured")
+    numbers = (None, None, 0, None) if undecided else (0.535, (0.486, 0.583), 400, 0.01)
+    row = Verdict(id, model, verdict, *numbers, "accuracy drop", REGISTER[id].gate, reason, (), "lower")
+    return row.to_json() | changes
+
+
+def report(claims, **changes):
+    empty = {key: [] for key in ("points", "tables", "goldens", "notes", "models", "tests", "audits", "deselected")}
+    models = list(dict.fromkeys(entry["model"] for entry in claims))
+    run = {"failures": changes.pop("failures", [])}
+    decoder = {"name": "mine", "foreign": True, "providers": [{"answered": 3, "declined": 0}], "overlooked": []}
+    settings = {"models": models, "gate": "paper", "budget": "smoke"} | changes.pop("settings", {})
+    parts = {"schema": 2, "run": run, "decoder": decoder, "waivers": [], "settings": settings, "claims": claims}
+    return empty | parts | changes
+
+
+def text(found, width=80, most=40):
+    return [line.text for line in lines(brief(found), width, ["report written to out/report.json"], most)]
+
+
+def everything(verdict, models=("m",), reason="because " * 60):
+    return [claim(id, verdict, reason, model) for model in models for id in REGISTER]
+
+
+def test_a_gate_says_what_it_asks_what_was_found_what_it_needs_and_which_way_is_good():
+    shown = text(report([claim("EMAD-F1", "falsified"), claim("EMAD-E2")]), 120)
+    assert shown[:4] == [
+        "gates: 1 of 2 hold, 1 falsified",
+        "  EMAD-F1  falsified  Saving 15 % of FLOPs leaves quality as it was",
+        "           found 53.50 % [48.60 %, 58.30 %] accuracy drop; needs ≤ 1.00 %, lower is better",
+        "  EMAD-E2  survived   An early exit gives the full model's logits there",
+    ]
+
+
+def test_the_rest_is_counted_and_named_with_what_would_decide_it():
+    rest = [
+        claim("EMAD-E1", "falsified"),
+        claim("EMAD-E10", "inconclusive", OPEN),
+        claim("EMAD-E11", "measured"),
+        *(claim(f"EE-{number}", "not applicable", "no encoder-decoder") for number in (1, 2, 3)),
+        claim("EMAD-N1", "unmeasured", "no NVML device"),
+    ]
+    assert text(report(rest), 120) == [
+        "of 7 claims 1 falsified, 1 inconclusive, 1 measured, 4 not decided",
+        "  falsified: EMAD-E1",
+        "  inconclusive: EMAD-E10 (about 887 items would decide it) (--emad-budget standard reads more)",
+        "  not decided: EE-1 to EE-3 (no encoder-decoder); EMAD-N1 (no NVML device)",
+        "  measured: EMAD-E11",
+        "emad: decoder judged: mine",
+        "emad: report written to out/report.json",
+    ]
+
+
+@WIDTHS
+@pytest.mark.parametrize("verdict", ["survived", "falsified", "inconclusive", "measured", "not applicable"])
+def test_forty_lines_none_too_wide_whatever_came_out(width, verdict):
+    points = [
+        {
+            "model": "m",
+            "name": f"emad m={n}",
+            "roles": ["chosen on validation"],
+            "net_reduction": 0.1,
+            "perplexity": 2.0,
+        }
+        for n in range(30)
+    ]
+    found = report(everything(verdict), points=points, failures=["something is missing " * 9] * 30)
+    shown = text(found, width)
+    assert len(shown) <= 40
+    assert max(map(len, shown)) <= width
+    assert shown[-1] == "emad: report written to out/report.json"
+
+
+@WIDTHS
+def test_everything_falsified_is_named_even_where_forty_lines_are_too_few(width):
+    models = [f"a-model-of-somebody-{number}" for number in range(12)]
+    shown = " ".join(" ".join(text(report(everything("falsified", models)), width, 4)).split())
+    missing = [id for id in REGISTER if not REGISTER[id].gate and f"{id} of " not in shown]
+    assert missing == []
+    assert shown.count("falsified Saving 15 %") == len(models)
+
+
+def test_of_several_models_each_row_names_its_own():
+    shown = text(report([claim(id, "falsified", model=model) for model in ("a", "b") for id in ("EMAD-F1", "EMAD-E1")]))
+    assert "  falsified: EMAD-E1 of a, EMAD-E1 of b" in shown
+    assert [line for line in shown if line.endswith("leaves quality as it was (b)")]
+
+
+def test_good_and_bad_news_are_set_alike():
+    good, bad = (text(report([claim("EMAD-F1", verdict)])) for verdict in ("survived", "falsified"))
+    assert [line.replace("falsified", "survived") for line in bad[1:]] == good[1:]
+
+
+def test_held_against_the_record_the_gates_are_still_the_gates():
+    """Under that gate every row on record gates: the summary would be gates alone."""
+    known = [{"claim": "EMAD-E1", "model": "m", "expected": "survived", "changed": False, "why": ""}]
+    claims = [claim("EMAD-F1", gate=True), claim("EMAD-E1", gate=True)]
+    shown = text(report(claims, known=known, settings={"gate": "known"}))
+    assert shown[0] == "gates: 1 of 1 hold"
+    assert "1 verdicts compared with the record: 1 as recorded" in shown
+
+
+def test_a_point_put_forward_shows_cost_and_quality_and_others_stay_in_their_table():
+    point = {
+        "model": "m",
+        "name": "emad m=0.80",
+        "roles": ["chosen on validation"],
+        "net_reduction": 0.233,
+        "perplexity_reference": 2.056,
+        "perplexity": 2.057,
+        "perplexity_rise": 0.0003,
+        "interval": [0.0001, 0.0005],
+        "accuracy": {"facts": [1.0, 0.9], "chart": [0.985, 0.985], "code": [1.0, 0.0]},
+        "not_counted": {"code": "not exercised"},
+        "time_ratio": {"1": 0.981},
+    }
+    shown = " ".join(" ".join(text(report([claim("EMAD-F1")], points=[point, {"name": "full depth"}]))).split())
+    assert (
+        "emad m=0.80: chosen on validation; -23.3 % FLOPs net; 0.981× as fast at batch 1; perplexity 2.056 → 2.057, "
+        "+0.03 % [+0.01 %, +0.05 %]; worst of 2 tasks facts 1.000 → 0.900"
+    ) in shown
+    assert "full depth" not in shown
+
+
+def test_the_words_by_which_legs_say_what_would_decide_them_are_known():
+    """As ``verdict.legs`` words them."""
+    reasons = {
+        "too near the threshold for any number of documents": "too near the threshold for any number of documents",
+        "12 documents, at least 30 are needed": "at least 30 are needed",
+        "2 of 4 legs inconclusive; first: 15% net (about 1,429 documents would decide it if the estimate stands)": (
+            "about 1,429 documents would decide it"
+        ),
+        "1 of 2 legs inconclusive; first: something else": "something else",
+    }
+    assert {reason: remedy(reason) for reason in reasons} == reasons
+
+
+def test_ids_that_follow_one_another_are_a_range():
+    assert together(["EE-1", "EE-2", "EE-4", "EE-5", "EE-6"]) == "EE-1, EE-2, EE-4 to EE-6"
+
+
+def test_the_job_summary_is_a_table_of_gates_and_a_list():
+    text = job_summary(brief(report([claim("EMAD-F1", "falsified", model="a|b"), claim("EMAD-E1")])), ["here"])
+    assert text.startswith("## emad: a\\|b, m, 0 of 1 hold, 1 falsified\n\n| gate")
+    assert "| EMAD-F1 (a\\|b) | falsified |" in " ".join(text.split())
+    assert "- of 1 claim 1 survived\n  - survived: EMAD-E1" in text
+    for verdict in ("falsified", "inconclusive", "not applicable"):
+        assert len(job_summary(brief(report(everything(verdict)))).splitlines()) <= 40
+
+
+def test_emad_report_prints_what_the_run_printed(tmp_path, capsys):
+    legs = [Leg("x", "falsified", 0.5, None, 3, 0.1, "accuracy drop", good="lower").to_json()]
+    run = {"started": "", "duration_s": 1.0, "command": [], "addopts": "", "exit_status": 1, "failures": ["so it is"]}
+    run |= {"asked": [], "claims_file": None, "project": {}}
+    provider = {"name": "n", "plugin": "p", "foreign": True, "answered": 1, "declined": 0, "none": 0}
+    decoder = {"name": "mine", "foreign": True, "providers": [provider], "overlooked": []}
+    found = report(
+        [claim("EMAD-F1", "falsified", legs=legs)], state="complete", provenance={}, decoder=decoder, run=run
+    )
+    write_report(tmp_path, found)
+    assert main(["report", str(tmp_path), "--text"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[: len(text(found)) - 1] == text(found)[:-1]
+    assert " ".join(" ".join(printed).split()).endswith(f"report read from {tmp_path}")
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+    assert main(["report", str(tmp_path), "--text", "--out", "elsewhere"]) == 1
