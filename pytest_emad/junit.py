@@ -30,7 +30,7 @@ def flatten(report: pytest.TestReport) -> None:
 def _short(number: int, claim: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     prefix = "emad" if number == 1 else f"emad.{number}"
     low, high = claim["interval"] or (None, None)
-    found = claim | {"low": low, "high": high, "n": claim["n"] or None}
+    found = {**claim, "low": low, "high": high, "n": claim["n"] or None}
     yield f"{prefix}.claim", claim["id"]
     yield f"{prefix}.model", claim["model"]
     yield f"{prefix}.verdict", claim["verdict"]

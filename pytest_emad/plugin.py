@@ -57,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     selfcheck.check_installation()
     settings(config)
     selfcheck.check_waivers(config)
+    _quiet_benchmarks(config)
     progress.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(progress.close_stream)
     _refuse_parts(config)
@@ -70,6 +71,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
         config.pluginmanager.register(Reporting(config, attended), "emad-reporting")
+
+
+def _quiet_benchmarks(config: pytest.Config) -> None:
+    """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it."""
+    if selfcheck.asked_suites(config) and config.get_verbosity() < 1 and hasattr(config.option, "benchmark_quiet"):
+        config.option.benchmark_quiet = True
 
 
 def _refuse_parts(config: pytest.Config) -> None:
@@ -154,6 +161,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         _keep_what_is_asked(config, items)
         items[:] = order.ordered(items)
         _refuse_parallel_measuring(config, items)
+        items[:] = _gates_first(config, items)
     except pytest.UsageError as error:
         if not hasattr(config, "workerinput"):
             raise
@@ -195,6 +203,35 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
     if left := [item for item in items if why[item.nodeid]]:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not why[item.nodeid]]
+
+
+def _gates_first(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of each model's tests those of ours that gate and take no time, and of these what needs no model, come first.
+
+    The first verdict is then seen early. Models stay in their order, so that one is freed before the next is loaded.
+    """
+    gating = {name for name, row in register(config).items() if row.gate or name in settings(config).gate_claims}
+    parts: list[list[pytest.Item]] = []
+    model = None
+    for item in items:
+        asked = _model_of(item)
+        if not parts or (asked is not None and model is not None and asked != model):
+            parts.append([])
+        model = asked or model
+        parts[-1].append(item)
+
+    def rank(item: pytest.Item) -> int:
+        marker = _marker(item)
+        if marker["claim"] not in gating or marker["measures"] or not selfcheck.is_ours(item):
+            return 2
+        return 0 if _model_of(item) is None else 1
+
+    return [item for part in parts for item in sorted(part, key=rank)]
+
+
+def _model_of(item: pytest.Item) -> object:
+    callspec = getattr(item, "callspec", None)
+    return None if callspec is None else callspec.params.get("emad_model")
 
 
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -27,7 +27,7 @@ from pytest_emad import attendance, backends, choosing, junit, origins, selfchec
 from pytest_emad.options import register, settings
 from pytest_emad.recording import CLAIM, read_properties
 from pytest_emad.results import NEVER, SHIPPED, Results, write_report
-from pytest_emad.terminal import colour, decided, write_summary
+from pytest_emad.terminal import colour, decided, leave_out_repeated, write_summary
 
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
 REFUSAL = "emad usage error"  # node id of a worker's usage error
@@ -142,6 +142,9 @@ class Reporting:
             self._last = self._described(int(session.exitstatus))
         self._write(session)
         self._append_job_summary(session)
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and self.config.get_verbosity() < 1:
+            leave_out_repeated(terminal)
 
     def _require_decisions(self, exit_status: int) -> None:
         """Not decided is not green: what of the tests that were asked for the decoder under test left open."""

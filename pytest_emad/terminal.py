@@ -9,6 +9,7 @@ import pytest
 
 from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
+from pytest_emad.recording import EmadWarning
 
 OUTSIDE = 6  # lines that pytest itself prints around a summary, of the forty: its headings, its last line, a warning
 COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
@@ -67,7 +68,8 @@ def write_summary(
 
 def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
     """(title, text) of what does not go into the summary."""
-    from emad_ref.report.tables import leg_rows, noted, sections, text_table
+    from emad_ref.report.fitting import text_table
+    from emad_ref.report.tables import leg_rows, noted, sections
 
     if verbosity < 1:
         return
@@ -81,6 +83,14 @@ def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterato
     updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
     if updated:
         yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
+
+
+def leave_out_repeated(terminal: pytest.TerminalReporter) -> None:
+    """Warnings of ours that the summary says in a line of its own; ``-v`` shows them with their places."""
+    warnings = terminal.stats.pop("warnings", [])
+    others = [warning for warning in warnings if f"{EmadWarning.__name__}: " not in warning.message]
+    if others:
+        terminal.stats["warnings"] = others
 
 
 def decided(claims: Sequence[Mapping[str, Any]], width: int) -> str:

@@ -169,7 +169,8 @@ def _worst(accuracy: Mapping[str, Sequence[float | None]], left_out: Mapping[str
     }
     if lost:
         task = max(lost, key=lambda name: lost[name])
-        yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {numbers.change(*accuracy[task], '.3f')}"
+        before, after = accuracy[task]
+        yield f"worst of {len(lost)} task{'s' * (len(lost) > 1)} {task} {numbers.change(before, after, '.3f')}"
     elif accuracy:
         yield f"no task of {len(accuracy)} counts"
 
@@ -219,6 +220,10 @@ def _about(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": ()}
     if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
         yield f"decoder judged: {decoder['name']}"
+    undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
+    for check in dict.fromkeys(audit["check"] for audit in undecided):
+        details = [audit["detail"] for audit in undecided if audit["check"] == check]
+        yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {details[0]}"
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

@@ -38,7 +38,8 @@ def text_table(rows: Sequence[Row], width: int) -> str:
     if not rows:
         return ""
     columns = list(rows[0])
-    parts, rest = [], columns[1:]
+    parts: list[str] = []
+    rest = columns[1:]
     while rest or not parts:
         part = _fitting(columns[0], rest, rows, width)
         parts.append(_set(rows, _widths(part, rows, width)))

@@ -24,7 +24,8 @@ VERDICTS = """
 from emad_ref.verdict.claims import Leg, Verdict
 
 def verdict(outcome, claim="EMAD-F1", reason="", legs=(), good="lower"):
-    return Verdict(claim, "emad-tiny", outcome, 0.03, (0.02, 0.04), 200, 0.01, "relative rise", False, reason, legs, good)
+    found = (0.03, (0.02, 0.04), 200, 0.01, "relative rise")
+    return Verdict(claim, "emad-tiny", outcome, *found, False, reason, legs, good)
 """
 
 Run = Callable[..., pytest.RunResult]

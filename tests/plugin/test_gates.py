@@ -89,7 +89,24 @@ def test_the_message_is_the_line_of_the_summary_and_why(project: pytest.Pytester
 
 def test_an_inconclusive_gate_warns(project: pytest.Pytester, run: Run) -> None:
     one_verdict(project, "inconclusive")
-    run().stdout.fnmatch_lines(["*EmadWarning: EMAD-F1 on emad-tiny: inconclusive.*"])
+    run("-v").stdout.fnmatch_lines(["*EmadWarning: EMAD-F1 on emad-tiny: inconclusive.*"])
+
+
+def test_a_warning_that_the_summary_repeats_is_printed_once(project: pytest.Pytester, run: Run) -> None:
+    """And nobody else's is lost."""
+    project.makepyfile(
+        """
+        import warnings
+        from verdicts import verdict
+        def test_claim(emad_record):
+            warnings.warn(UserWarning("of somebody else"))
+            emad_record.claim(verdict("inconclusive"))
+        """
+    )
+    result = run()
+    result.stdout.fnmatch_lines(["*UserWarning: of somebody else", "gates: 0 of 1 hold, 1 inconclusive"])
+    assert "EmadWarning" not in result.stdout.str()
+    assert result.parseoutcomes() == {"passed": 1, "warnings": 1}
 
 
 def on_record(*seeds: str, claim: str = "EMAD-F1", model: str = "emad-tiny", **key: str) -> dict[str, Any]:
