@@ -161,12 +161,17 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         _keep_what_is_asked(config, items)
         items[:] = order.ordered(items)
         _refuse_parallel_measuring(config, items)
-        items[:] = _gates_first(config, items)
     except pytest.UsageError as error:
         if not hasattr(config, "workerinput"):
             raise
         items.clear()
         _tell_controller(config, str(error))
+
+
+@pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
+def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """When pytest has put each model's tests together."""
+    items[:] = _gates_first(config, items)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -206,11 +211,12 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
 
 
 def _gates_first(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of each model's tests those of ours that gate and take no time, and of these what needs no model, come first.
+    """Tests of ours that gate and take no time come first: those without a model, then of each model the exact ones.
 
     The first verdict is then seen early. Models stay in their order, so that one is freed before the next is loaded.
     """
-    gating = {name for name, row in register(config).items() if row.gate or name in settings(config).gate_claims}
+    rows, named = register(config), settings(config).gate_claims
+    gating = {name for name, row in rows.items() if row.gate or name in named}
     parts: list[list[pytest.Item]] = []
     model = None
     for item in items:
@@ -223,10 +229,11 @@ def _gates_first(config: pytest.Config, items: list[pytest.Item]) -> list[pytest
     def rank(item: pytest.Item) -> int:
         marker = _marker(item)
         if marker["claim"] not in gating or marker["measures"] or not selfcheck.is_ours(item):
-            return 2
-        return 0 if _model_of(item) is None else 1
+            return 3
+        return 0 if _model_of(item) is None else 1 if rows[marker["claim"]].kind == "exact" else 2
 
-    return [item for part in parts for item in sorted(part, key=rank)]
+    first = [item for item in items if rank(item) == 0]
+    return [*first, *(item for part in parts for item in sorted(part, key=rank) if rank(item) > 0)]
 
 
 def _model_of(item: pytest.Item) -> object:

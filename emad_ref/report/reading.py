@@ -35,7 +35,7 @@ from typing import Any, Literal, get_args
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import BadFile, parsed_json, read_bytes
 from emad_ref.report.plots import require_drawable
-from emad_ref.verdict.claims import OUTCOMES
+from emad_ref.verdict.claims import OUTCOMES, Good
 
 SCHEMA = 2
 READ = (1, SCHEMA)
@@ -84,6 +84,7 @@ KIND = Form("a kind of skip, or nothing", lambda value: value in get_args(Kind))
 TEXT_OR_NULL = Form("a text or null", lambda value: value is None or isinstance(value, str))
 FLAG_OR_NULL = Form("true, false or null", lambda value: value is None or isinstance(value, bool))
 STATUS = Form("a whole number or null", lambda value: value is None or COUNT.fits(value))
+GOOD = Form("lower, higher, or nothing", lambda value: value in get_args(Good))
 OUTCOME = Form(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
 ROWS = Form(
     "a list of objects that share their keys",
@@ -181,7 +182,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
-    "claims": {"refused": TEXT, "title": TEXT, "good": TEXT},
+    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD},
 }
 
 

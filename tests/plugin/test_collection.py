@@ -185,3 +185,21 @@ def test_stale_metadata_is_a_usage_error(suites: Path, run: Run, monkeypatch: py
 def versions(real, ours: str = selfcheck.emad_ref.__version__):  # type: ignore[no-untyped-def]  # a stand-in
     """``importlib.metadata.version`` with a given answer for our own distribution, installed or not."""
     return lambda name: ours if name == selfcheck.DISTRIBUTION else real(name)
+
+
+def test_of_each_models_tests_the_cheap_gates_come_first_and_our_benchmarks_print_no_table(
+    project: pytest.Pytester, run_apart: Run
+) -> None:
+    """No model at all, then exact identities, then what needs a sweep; what takes time stays in its place."""
+    project.makepyfile(saying="def pytest_unconfigure(config): print('quiet:', config.option.benchmark_quiet)")
+    chosen = [selfcheck.SUITES[0] / name for name in ("claims", "cost", "invariants/test_kv_consistency.py")]
+    result = run_apart("-p", "saying", "--collect-only", "-q", *chosen, "--emad-model", "a", "--emad-model", "b")
+    names = [line.rpartition("::")[2] for line in result.outlines if "::" in line]
+    exact = "test_logits_at_any_admissible_depth_are_the_full_models"
+    assert names[0] == "test_claim_of_names[EAD-H1]"
+    assert set(names[1:3]) == {f"{exact}[a]", "test_claim[a-EMAD-E5]"}
+    assert names[3] == "test_claim[a-EMAD-F1]"
+    assert names.index("test_claim[b-EMAD-F1]") < names.index("test_claim[b-EMAD-E1]")
+    assert names.index("test_claim[a-EMAD-E1]") < names.index("test_claim[b-EMAD-F1]"), "models stay in their order"
+    assert "quiet: True" in result.outlines
+    assert "quiet: False" in run_apart("-p", "saying", "--collect-only", "-q").outlines

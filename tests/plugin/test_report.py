@@ -67,7 +67,8 @@ def test_by_default_the_summary_is_all_there_is(project: pytest.Pytester, run: R
         ]
     )
     assert "emad claims" not in result.stdout.str()
-    assert max(len(line) for line in result.outlines) <= 80
+    ours = result.outlines[result.outlines.index("collected 2 items") :]  # the header above is pytest's and others'
+    assert max(len(line) for line in ours) <= 80
 
 
 def test_legs_and_tables_are_printed_at_twice_verbose(project: pytest.Pytester, run: Run) -> None:

@@ -154,6 +154,7 @@ def test_json_has_exactly_the_registers_keys_and_built_in_types():
         "unit",
         "gate",
         "reason",
+        "good",
         "legs",
     ]
     stack = [data]
