@@ -27,6 +27,7 @@ from pytest_emad import attendance, backends, choosing, junit, origins, selfchec
 from pytest_emad.options import register, settings
 from pytest_emad.recording import CLAIM, read_properties
 from pytest_emad.results import NEVER, SHIPPED, Results, write_report
+from pytest_emad.stopping import STOP
 from pytest_emad.terminal import colour, decided, leave_out_repeated, write_summary
 
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
@@ -86,6 +87,8 @@ class Reporting:
 
     @pytest.hookimpl(tryfirst=True)  # before JUnit writes the properties
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if hasattr(report, STOP):  # no test's failure: ``stopping`` ends the run for it
+            return
         self.results.take(report)
         if report.when == "teardown":
             junit.flatten(report)
@@ -293,7 +296,10 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         """After pytest's own failures, so that the verdicts are the last thing on the screen."""
         yield
-        if self._last is not None:
+        if self._last is None:
+            for place in self._places():
+                terminalreporter.line(f"emad: {place}")
+        else:
             write_summary(terminalreporter, self._last, list(self._places()), self.config.get_verbosity())
 
     def _places(self) -> Iterator[str]:
