@@ -71,6 +71,9 @@ def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterato
     from emad_ref.report.fitting import text_table
     from emad_ref.report.tables import leg_rows, noted, sections
 
+    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
+    if updated:  # who asks for an update reads what it did
+        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
     if verbosity < 1:
         return
     tables = report["tables"] if verbosity > 1 else []
@@ -80,9 +83,6 @@ def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterato
             yield f"{claim['id']} on {claim['model']}", text_table(leg_rows(claim["legs"]), width)
     if report["run"]["failures"]:
         yield "emad: why the run fails", "\n".join(noted(reason, width) for reason in report["run"]["failures"])
-    updated = [entry for entry in report["goldens"] if entry["outcome"] in ("added", "changed")]
-    if updated:
-        yield "emad goldens updated", "\n".join(f"{entry['outcome']}: {entry['id']}" for entry in updated)
 
 
 def leave_out_repeated(terminal: pytest.TerminalReporter) -> None:

@@ -210,7 +210,7 @@ def _record(report: Report) -> Iterator[str]:
     if updated:
         kinds = [entry["outcome"] for entry in updated]
         counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-        yield f"goldens updated: {counts}; -v lists them"
+        yield f"goldens updated: {counts}"
     compared = report.get("known")
     if report["settings"].get("gate") == "known" and not report["settings"].get("update_golden") and compared:
         yield from known.summary(compared).split("\n")
