@@ -11,7 +11,7 @@ from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
 from pytest_emad.recording import EmadWarning
 
-OUTSIDE = 6  # lines that pytest itself prints around a summary, of the forty: its headings, its last line, a warning
+OUTSIDE = 4  # lines that pytest itself prints around a summary, of the forty: headings, a blank, its last line
 COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
 TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
 

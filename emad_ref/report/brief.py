@@ -223,7 +223,8 @@ def _about(report: Report) -> Iterator[str]:
     undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
     for check in dict.fromkeys(audit["check"] for audit in undecided):
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
-        yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {details[0]}"
+        why = details[0].partition(" (")[0].partition(": ")[0]
+        yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

@@ -53,6 +53,7 @@ LEVELS = (
     Level(True, 90, True, 6, 40),
     Level(False, 90, True, 6, 12),
     Level(False, 50, True, 4, 6),
+    Level(False, 0, True, 4, 4),
     Level(False, 0, False, 4, 4),
     Level(False, 0, False, 1, 2),
 )
