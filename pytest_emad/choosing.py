@@ -13,18 +13,12 @@ from typing import Any
 import pytest
 
 from emad_ref.evidence.study import BUDGETS
-from emad_ref.report.missing import ABOVE, LEFT_OUT, NO_PAIR
+from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_PAIR
 from emad_ref.verdict.claims import Claim
 from pytest_emad import selfcheck
 from pytest_emad.options import Settings
 
-LISTED = 12  # claims that are named; more are counted
 ABOUT_PAIR = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
-SAID = {
-    LEFT_OUT: LEFT_OUT,
-    NO_PAIR: f"not applicable: {NO_PAIR}; --emad-pair SMALL,LARGE",
-    ABOVE: "gate nothing and take long; asked with --emad-all-claims or a larger --emad-budget",
-}
 
 
 def marker(item: pytest.Item) -> dict[str, Any]:
@@ -57,20 +51,6 @@ def _asked_for(claim: str | None, of_pair: bool, chosen: Settings, register: Map
         return False
     gates = register[claim].gate or claim in chosen.gate_claims
     return gates or claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
-
-
-def said(deselected: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """One line for each reason in ``SAID``, with the claims it concerns."""
-    entries = list(deselected)
-    for why, words in SAID.items():
-        left = [entry for entry in entries if entry["why"] == why]
-        claims = list(dict.fromkeys(entry["claim"] for entry in left if entry["claim"]))
-        others = sum(not entry["claim"] for entry in left)
-        named = ", ".join(claims) if len(claims) <= LISTED else f"{len(claims)} claims"
-        parts = [named] if claims else []
-        parts += [f"{others} test{'s' if others > 1 else ''} of no claim"] if others else []
-        if parts:
-            yield f"{' and '.join(parts)}: {words}"
 
 
 def gates_left_out(

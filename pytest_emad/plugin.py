@@ -159,7 +159,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if marked or any(selfcheck.is_ours(item) for item in items):
             backends.check(config)
         _keep_what_is_asked(config, items)
-        items[:] = order.ordered(items)
+        items[:] = order.by_folder(items)
         _refuse_parallel_measuring(config, items)
     except pytest.UsageError as error:
         if not hasattr(config, "workerinput"):
@@ -171,7 +171,9 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """When pytest has put each model's tests together."""
-    items[:] = _gates_first(config, items)
+    gating = {name for name, row in register(config).items() if row.gate or name in settings(config).gate_claims}
+    exact = {name for name, row in register(config).items() if row.kind == "exact"}
+    items[:] = order.gates_first(items, gating, exact)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -208,37 +210,6 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
     if left := [item for item in items if why[item.nodeid]]:
         config.hook.pytest_deselected(items=left)
         items[:] = [item for item in items if not why[item.nodeid]]
-
-
-def _gates_first(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
-    """Tests of ours that gate and take no time come first: those without a model, then of each model the exact ones.
-
-    The first verdict is then seen early. Models stay in their order, so that one is freed before the next is loaded.
-    """
-    rows, named = register(config), settings(config).gate_claims
-    gating = {name for name, row in rows.items() if row.gate or name in named}
-    parts: list[list[pytest.Item]] = []
-    model = None
-    for item in items:
-        asked = _model_of(item)
-        if not parts or (asked is not None and model is not None and asked != model):
-            parts.append([])
-        model = asked or model
-        parts[-1].append(item)
-
-    def rank(item: pytest.Item) -> int:
-        marker = _marker(item)
-        if marker["claim"] not in gating or marker["measures"] or not selfcheck.is_ours(item):
-            return 3
-        return 0 if _model_of(item) is None else 1 if rows[marker["claim"]].kind == "exact" else 2
-
-    first = [item for item in items if rank(item) == 0]
-    return [*first, *(item for part in parts for item in sorted(part, key=rank) if rank(item) > 0)]
-
-
-def _model_of(item: pytest.Item) -> object:
-    callspec = getattr(item, "callspec", None)
-    return None if callspec is None else callspec.params.get("emad_model")
 
 
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -23,6 +23,7 @@ from emad_ref.files import BadFile, append, read_bytes, write_atomically
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
+from emad_ref.report.unasked import told
 from pytest_emad import attendance, backends, choosing, junit, origins, selfcheck
 from pytest_emad.options import register, settings
 from pytest_emad.recording import CLAIM, read_properties
@@ -267,7 +268,7 @@ class Reporting:
             "waivers": self.waivers,
         }
         report = self.results.report(self.settings, self._provenance, around)
-        report["notes"] = [*report["notes"], *choosing.said(around["deselected"])]
+        report["notes"] = [*report["notes"], *told(around["deselected"])]
         unseen = {} if not done else {n: name for n, name in self._collected.items() if n not in self.results.tests}
         left_out = {entry["nodeid"] for entry in around["deselected"]}
         report["tests"] += [

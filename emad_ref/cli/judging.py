@@ -20,7 +20,7 @@ from emad_ref.errors import BadArgument, EmadError, ends_the_run
 from emad_ref.evidence import values
 from emad_ref.evidence.pair.names import PairNames, pair_asked
 from emad_ref.evidence.study import BUDGETS, Study
-from emad_ref.report.missing import NO_PAIR
+from emad_ref.report.unasked import NO_PAIR
 from emad_ref.verdict.choosing import chosen
 from emad_ref.verdict.claims import Claim, load_register
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS, Gating, consequence

@@ -62,4 +62,5 @@ def report_arguments(sub: argparse.ArgumentParser) -> None:
         "emad report report/",
         "emad report runs/a runs/b --out pages/",
         "emad report report/ --against base/",
+        "emad report report/ --text",
     )

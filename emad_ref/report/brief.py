@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from emad_ref.report.reading import Report
+from emad_ref.report.unasked import told
 from emad_ref.verdict import known, numbers
 from emad_ref.verdict.claims import Claim, Outcome, load_register
 from emad_ref.verdict.gating import UNDECIDED
@@ -225,6 +226,7 @@ def _about(report: Report) -> Iterator[str]:
         details = [audit["detail"] for audit in undecided if audit["check"] == check]
         why = details[0].partition(" (")[0].partition(": ")[0]
         yield f"audit {check} inconclusive in {len(details)} test{'s' * (len(details) > 1)}: {why}"
+    yield from told(report.get("deselected", ()))
     for waiver in report.get("waivers", ()):
         yield f"waive{'d' if waiver['needed'] else 'r not needed:'} {waiver['of']}: {waiver['reason']}"
 

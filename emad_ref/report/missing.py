@@ -15,6 +15,7 @@ from typing import Any
 
 from emad_ref.report.reading import Report
 from emad_ref.report.shipped import below
+from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_PAIR
 from emad_ref.verdict.gating import UNDECIDED
 
 # the rows without which nothing is known of a decoder, and the shipped test that asks each
@@ -26,10 +27,6 @@ DECIDING = {
 }
 ANSWERED = ("suites/invariants", "suites/fidelity")  # where a decoder must not decline
 WHOSE = "decoder"  # what a waiver of the decoder's origin is called
-# why a test was not asked
-ABOVE = "above the budget"
-NO_PAIR = "no pair was named"
-LEFT_OUT = "left out by --emad-only"
 
 
 @dataclass(frozen=True)

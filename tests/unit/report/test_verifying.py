@@ -6,8 +6,9 @@ import pytest
 
 from emad_ref import cli
 from emad_ref.questions.register import question_of
-from emad_ref.report.missing import ABOVE, DECIDING, missing
+from emad_ref.report.missing import DECIDING, missing
 from emad_ref.report.shipped import SUITES, below, shipped_name, shipped_tests, suite_names
+from emad_ref.report.unasked import ABOVE
 from tests.unit.report.sample import passed, report, report_2, verdict, written
 
 SHIPPED = shipped_tests()
