@@ -6,11 +6,15 @@ Importing it imports neither torch nor hypothesis: having the package installed 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from emad_ref.errors import EmadError
 from emad_ref.evidence.study import BUDGETS
+from emad_ref.files import BadFile
+from emad_ref.report import begun
 from pytest_emad import (
     attendance,
     backends,
@@ -35,6 +39,7 @@ NEEDED = ("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendanc
 
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _ATTENDANCE = pytest.StashKey[attendance.Attendance]()
+_ANNOUNCED = pytest.StashKey[Path]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -54,6 +59,14 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    try:
+        _prepare(config)
+    except pytest.UsageError:
+        _settle(config)  # said aloud: nobody takes an older report for this run's
+        raise
+
+
+def _prepare(config: pytest.Config) -> None:
     selfcheck.check_installation()
     settings(config)
     selfcheck.check_waivers(config)
@@ -96,6 +109,24 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     commandline.check(early_config, args)
+    _announce(early_config)
+
+
+def _announce(config: pytest.Config) -> None:
+    """Before code of others is imported, which may end the process. Options are not validated yet."""
+    given = config.known_args_namespace.emad_report
+    folder = given and config.invocation_params.dir / given
+    if not given and config.inipath is not None and (written := config.getini("emad_report")):
+        folder = config.inipath.parent / written
+    if folder:
+        with suppress(BadFile):  # a folder that cannot be written is refused where options are read
+            begun.announce(folder)
+        config.stash[_ANNOUNCED] = folder
+
+
+def _settle(config: pytest.Config) -> None:
+    if (folder := config.stash.get(_ANNOUNCED, None)) is not None:
+        begun.settle(folder)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -240,6 +271,8 @@ def _tell_controller(config: pytest.Config, message: str) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker sends home what only it knows: torch is not imported on the controller."""
+    """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = selfcheck.torch_threads()
+    else:
+        _settle(session.config)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
+from emad_ref.report.begun import unsettled
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import Report, read_report
 from emad_ref.report.shipped import PREFIX, shipped_tests, suite_names
@@ -31,6 +32,8 @@ def verify(args: argparse.Namespace) -> int:
         raise BadArgument("report", str(args.report), "schema 2", "schema 1 does not say which tests ran: run again")
     shipped = shipped_tests()
     found = list(faults(report, required(args.require_suite, shipped), shipped, args.require_decoder))
+    if when := unsettled(args.report):
+        found.insert(0, f"a run that began later ({when}) never told how it ended; this is not its report: run again")
     for fault in found:
         print(f"emad: {args.report}: {fault}", file=sys.stderr)
     if found:

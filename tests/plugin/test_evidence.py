@@ -137,6 +137,40 @@ def test_a_report_says_running_from_the_first_test_on(project: pytest.Pytester, 
     assert cli.main(["verify", str(project.path / "out")]) == 1
 
 
+@pytest.mark.parametrize("end", ["os._exit(0)", "sys.exit(0)"])
+@pytest.mark.parametrize("where", ["conftest.py", "pytest.ini"])
+def test_an_end_before_the_first_test_does_not_leave_an_earlier_report_as_proof(
+    project: pytest.Pytester, run_apart: Run, end: str, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever imports a decoder may end the process there: nothing of this run is said, and exit status 0."""
+    out = project.path / "out"
+    project.makepyfile("def test(): pass")
+    asked = ("--emad-report", "out")
+    if where == "pytest.ini":
+        (project.path / "pytest.ini").write_text("[pytest]\nemad_report = out\n")
+        asked = ()
+    assert run_apart(*asked).ret == 0
+    before = (out / "report.json").read_bytes()
+    project.makeconftest(f"import os, sys\n{end}")
+    assert run_apart(*asked).ret == 0
+    assert (out / "report.json").read_bytes() == before
+    assert cli.main(["verify", str(out)]) == 1
+    assert "never told how it ended" in capsys.readouterr().err
+    project.makeconftest("")
+    assert run_apart(*asked).ret == 0
+    cli.main(["verify", str(out / "report.json")])
+    assert "never told how it ended" not in capsys.readouterr().err
+
+
+def test_a_run_that_says_why_it_did_not_start_leaves_an_earlier_report_as_it_was(
+    project: pytest.Pytester, run_apart: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project.makepyfile("def test(): pass")
+    assert run_apart("--emad-report", "out").ret == 0
+    assert run_apart("--emad-report", "out", "--emad-seed", "x").ret == USAGE
+    assert sorted(path.name for path in (project.path / "out").iterdir() if path.suffix == ".begun") == []
+
+
 def test_a_test_run_by_workers_finds_the_report_begun(project: pytest.Pytester, run_apart: Run) -> None:
     project.makepyfile(f"{LOOKS}\ndef test_state(): assert state() == 'running'")
     result = run_apart("-n", 2, "--emad-report", "out")
