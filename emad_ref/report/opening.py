@@ -1,8 +1,4 @@
-"""What opens the page: whose decoder and which models, each gate in plain words, what else fails a run, and a count.
-
-Which way is good follows from the verdict itself: a row that survives lies on the good side of its threshold, one that
-is falsified on the other; one that is inconclusive leans to where its smaller p-value points.
-"""
+"""What opens the page: whose decoder and which models, each gate in plain words, what else fails a run, and a count."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ from typing import Any
 
 from emad_ref.report import forms
 from emad_ref.report.reading import Report
-from emad_ref.report.tables import ABSENT
 from emad_ref.verdict.claims import OUTCOMES, load_register
+from emad_ref.verdict.numbers import needed
+from emad_ref.verdict.sentence import title_of
 
 PLAIN = {
     "survived": "holds",
@@ -76,39 +73,15 @@ def gate(claim: Mapping[str, Any]) -> Gate:
     return Gate(
         claim=claim["id"],
         model=claim["model"],
-        title=register[claim["id"]].title if claim["id"] in register else "",
+        title=title_of(claim, register),
         verdict=claim["verdict"],
         plain=PLAIN[claim["verdict"]],
         found=said["estimate"],
         interval=said["[95 %]"],
-        needs=_needs(claim, said["threshold"]),
+        needs=needed(claim),
         unit=claim["unit"],
         reason=claim["reason"],
     )
-
-
-def good_side(claim: Mapping[str, Any]) -> str:
-    """``lower``, ``higher``, or "" where the numbers do not tell."""
-    estimate, threshold = claim["estimate"], claim["threshold"]
-    if estimate is None or threshold is None or estimate == threshold:
-        return ""
-    holds = {"survived": True, "falsified": False}.get(claim["verdict"], _leaning(claim["legs"], estimate))
-    if holds is None:
-        return ""
-    return "lower" if (estimate < threshold) == holds else "higher"
-
-
-def _leaning(legs: Sequence[Mapping[str, Any]], estimate: float) -> bool | None:
-    """Whether the leg that the verdict shows is nearer to surviving; None where it has no p-values."""
-    shown = [leg for leg in legs if leg["estimate"] == estimate and None not in (leg["p_falsify"], leg["p_survive"])]
-    return bool(shown[0]["p_survive"] < shown[0]["p_falsify"]) if shown else None
-
-
-def _needs(claim: Mapping[str, Any], threshold: str) -> str:
-    if threshold == ABSENT:
-        return ""
-    words = {"lower": f"at most {threshold}; lower is better", "higher": f"at least {threshold}; higher is better"}
-    return words.get(good_side(claim), threshold)
 
 
 def _model(model: Mapping[str, Any]) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from emad_ref.report import forms
 from emad_ref.report.reading import Report
-from emad_ref.report.tables import ABSENT
+from emad_ref.verdict import numbers
 
 TIMED = "as fast"  # in the unit of a ratio of times
 WIDTH = 220  # pixels of a strip
@@ -55,9 +54,9 @@ def _strip(claim: Mapping[str, Any], leg: Mapping[str, Any], most: float) -> Str
         model=claim["model"],
         name=leg["name"],
         outcome=leg["outcome"],
-        ratio=f"{forms.number(leg['estimate'], 3)} ×",
-        interval=ABSENT if low is None or high is None else f"[{forms.number(low, 3)}, {forms.number(high, 3)}]",
-        pairs=f"{leg['n']:,}" if leg["n"] else ABSENT,
+        ratio=numbers.ratio(leg["estimate"]),
+        interval=numbers.interval(leg["interval"], leg["unit"]),
+        pairs=numbers.count(leg["n"]),
         at=WIDTH * leg["estimate"] / most,
         low=place(low),
         high=place(high),

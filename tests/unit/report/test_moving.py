@@ -116,13 +116,14 @@ def test_a_text_in_turns_names_its_model_at_every_token():
 
 
 def test_each_gate_says_what_was_found_what_it_needs_and_which_way_is_good():
-    cards = page_of(report(claims=[verdict(threshold=0.01)])).text
-    for said in ("falsified: does not hold", "+3.12 %", "[+2.11 %, +4.19 %]", "at most +1.00 %; lower is better"):
-        assert said in cards
-    high = page_of(report(claims=[verdict("survived", threshold=0.01)])).text
-    assert "at least +1.00 %; higher is better" in high
-    level = page_of(report(claims=[verdict("falsified", estimate=0.01, threshold=0.01)])).text
-    assert "is better" not in level.split("found")[1].split("Right and down")[0], "at the threshold nothing is told"
+    cards = page_of(report(claims=[verdict(threshold=0.01, good="lower")])).text
+    said = ("falsified: does not hold", "+3.12 %", "[+2.11 %, +4.19 %]", "≤ +1.00 %, lower is better")
+    for words in (*said, "Saving 15 % of FLOPs leaves quality as it was"):
+        assert words in cards
+    high = page_of(report(claims=[verdict("survived", threshold=0.01, good="higher")])).text
+    assert "≥ +1.00 %, higher is better" in high
+    older = page_of(report(claims=[verdict("falsified", threshold=0.01)])).text
+    assert "is better" not in older.split("found")[1].split("Right and down")[0], "a report that does not say leaves it"
 
 
 def test_the_opening_counts_the_rest_and_names_failures_waivers_and_whose_decoder_it_was():
@@ -192,8 +193,8 @@ def test_timed_legs_stand_on_one_scale_with_their_intervals():
     data = report(claims=[verdict("survived", "EMAD-F2", legs=legs)])
     found = page_of(data).named("speed")
     assert [(row["timed"].text, row["times as fast"].text, row["[95 %]"].text) for row in found] == [
-        ("batch 1", "1.25 ×", "[1.2, 1.3]"),
-        ("batch 4", "2 ×", "–"),
+        ("batch 1", "1.25×", "[1.2×, 1.3×]"),
+        ("batch 4", "2×", "–"),
     ]
     one, two = timings(data)
     assert one.at - one.one == pytest.approx((two.at - two.one) / 4), "1.25 lies a quarter as far from 1 as 2"
