@@ -35,7 +35,8 @@ def _check_dashes(arguments: Sequence[str]) -> None:
     for argument in arguments:
         option, equals, value = argument.partition("=")
         name = option.translate(DASHES).replace("—", "-").lstrip("-")
-        if name.startswith("emad-") and not option.isascii():
+        dashed = option.translate(DASHES).replace("—", "-").startswith("-")
+        if dashed and name.startswith("emad-") and not option.isascii():
             raise pytest.UsageError(
                 f"{argument}: its dashes are not those of a keyboard, as text pasted from a page has them; "
                 f"write --{name}{equals}{value}"

@@ -10,7 +10,6 @@ end its process as it likes.
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import re
 import sys
@@ -257,6 +256,8 @@ def _arguments(config: pytest.Config, planted: Planted, folder: Path, everything
 def _run(arguments: list[str], folder: Path) -> None:
     """In a process of its own, which is ended when it takes too long."""
     folder.mkdir()
+    import multiprocessing  # not at the start of every run
+
     method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
     context: Any = multiprocessing.get_context(method)  # of either kind; typeshed's base class has no Process
     if method == "forkserver":

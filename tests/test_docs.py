@@ -13,7 +13,7 @@ from emad_ref.cli import parser
 from emad_ref.models.loading import load
 from emad_ref.verdict.claims import OUTCOMES, load_register
 from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, Circumstances, key_of, known_verdicts, shipped
-from pytest_emad import planted, proving
+from pytest_emad import proving
 from pytest_emad.options import OPTIONS
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
@@ -117,7 +117,7 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
 
 
 def test_every_option_named_exists() -> None:
-    flags = {option.flag for option in OPTIONS} | {proving.FLAG, planted.FLAG}
+    flags = {option.flag for option in OPTIONS} | {proving.FLAG, "--emad-planted"}
     named = {(name, flag) for name, page in PAGES.items() for flag in re.findall(r"--emad-[a-z-]*[a-z]", page)}
     assert not {(name, flag) for name, flag in named if flag not in flags}
 

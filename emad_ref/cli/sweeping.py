@@ -9,6 +9,7 @@ import argparse
 import csv
 import io
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +32,7 @@ def sweep(args: argparse.Namespace) -> None:
     from emad_ref.evidence.gathered import Evidence
     from emad_ref.evidence.host import Host
     from emad_ref.evidence.subject import open_model
-    from emad_ref.report.tables import plain_table
+    from emad_ref.report.tables import WIDE, plain_table
 
     if args.out is not None and args.out.suffix not in FORMATS:  # refused before the long passes, not after them
         raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(FORMATS)}")
@@ -47,7 +48,8 @@ def sweep(args: argparse.Namespace) -> None:
         found = swept(evidence)
     for title in dict.fromkeys(row["table"] for row in found["rows"]):
         print(title)
-        print(plain_table([_shown(row) for row in found["rows"] if row["table"] == title]))
+        width = shutil.get_terminal_size((WIDE, 24)).columns
+        print(plain_table([_shown(row) for row in found["rows"] if row["table"] == title], width))
     for note in found["notes"]:
         print(note)
     tokens = found["tokens"]["evaluate"]

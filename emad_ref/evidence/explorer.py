@@ -63,7 +63,9 @@ def margin_rows(points: Points, losses: Sequence[Loss]) -> list[dict[str, Any]]:
 
 def _margin_row(points: Points, loss: Loss, draws: Any) -> dict[str, Any]:
     nll, full, tokens = points.nll(loss)
-    rise = perplexity_rise(nll, full, tokens, threshold=0.0, rng=np.random.default_rng(0), draws=draws)
+    rise = perplexity_rise(
+        nll, full, tokens, threshold=0.0, rng=np.random.default_rng(points.subject.seed), draws=draws
+    )
     known = loss is not points.full_loss and np.isfinite([rise.low, rise.high]).all()
     return {
         "point": loss.point.name,

@@ -68,7 +68,7 @@ def expected(project: pytest.Pytester, name: str) -> Any:
 
 
 def test_the_table_of_values_has_every_option_but_the_switch() -> None:
-    tried_apart = {"update-golden", "allow-code-execution", "small-model", "large-model"}
+    tried_apart = {"all-claims", "update-golden", "allow-code-execution", "small-model", "large-model"}
     assert set(VALUES) | tried_apart == {option.name for option in OPTIONS}
 
 
@@ -223,7 +223,7 @@ def test_help_lists_every_flag_and_ini_twin(run: Run) -> None:
 
 
 def test_header_names_what_a_reader_of_the_log_needs(project: pytest.Pytester, run: Run) -> None:
-    project.makepyfile("def test(): pass")
+    project.makepyfile("def test(emad_settings): pass")
     run().stdout.fnmatch_lines(
         ["emad: model emad-tiny; corpus by model; device cpu; dtype float32; budget smoke; gate paper"]
     )

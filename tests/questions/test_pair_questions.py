@@ -122,6 +122,7 @@ def test_what_catching_up_costs_needs_no_score(trained, corpus) -> None:
     assert answer.verdict.legs[0].name.endswith("token share less FLOPs executed")
 
 
+@pytest.mark.slow  # half a minute of timing
 def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     """Where the models cannot be told apart the ratios are numbers, of the rule that comes nearest to the saving."""
     names = ("emad-nano", "emad-tiny")

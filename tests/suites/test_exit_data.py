@@ -53,12 +53,14 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+@pytest.mark.slow  # half a minute of decoding
 def test_rows_are_decided_on_the_files_and_recorded_under_them(
-    judge: Run, t5: Path, data: Path, tmp_path: Path
+    judge: Run, t5: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # tables are as wide as the terminal
     out, golden = tmp_path / "out", tmp_path / "golden"
     golden.mkdir()
-    more = ("--emad-update-golden", *only("EE-2", "EE-3", "EE-12"))
+    more = ("-vv", "--emad-update-golden", *only("EE-2", "EE-3", "EE-12"))
     result = judge("claims", model=t5, data=data, report=out, golden=golden, more=more)
     verdicts = verdicts_of(out)
     for claim in ("EE-2", "EE-12"):

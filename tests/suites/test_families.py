@@ -23,6 +23,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {family: place / family for family in FAMILIES}
 
 
+@pytest.mark.slow  # a minute and a half: all families, one after the other
 def test_every_family_passes_the_audits(judge: Run, folders: dict[str, Path]) -> None:
     """In one run, one model after the other; the drawn properties take longer and are tried on two families below."""
     models = [argument for folder in folders.values() for argument in ("--emad-model", folder)]
@@ -33,8 +34,8 @@ def test_every_family_passes_the_audits(judge: Run, folders: dict[str, Path]) ->
         assert text.count(f"|{family}]") + text.count(f"|{family}-") >= 10, family
 
 
-@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("family", [WHOLE[0], pytest.param(WHOLE[1], marks=pytest.mark.slow)])
 def test_a_family_passes_by_the_command_a_user_types(judge_apart: Run, folders: dict[str, Path], family: str) -> None:
     result = judge_apart("invariants", "fidelity", model=folders[family])
     assert result.ret == pytest.ExitCode.OK, text_of(result)
-    result.stdout.fnmatch_lines(["EMAD-E2[*] *survived*"])
+    result.stdout.fnmatch_lines(["*EMAD-E2 *survived*"])

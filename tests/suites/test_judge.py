@@ -25,11 +25,12 @@ def rows(text: str) -> list[str]:
 
 
 def test_the_table_is_that_of_the_suites(
-    judge: Run, reader: Path, ungated: Path, capsys: pytest.CaptureFixture[str]
+    judge: Run, reader: Path, ungated: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """F1 takes no gate here: the status is 0 for both."""
+    monkeypatch.setenv("COLUMNS", "150")  # tables are as wide as the terminal
     files = ("claims/test_model.py", "claims/test_pair.py::test_claim_of_names")
-    suites = judge(*files, model=reader, pair=PAIR, corpus="self", claims=ungated, more=only(*CLAIMS))
+    suites = judge(*files, model=reader, pair=PAIR, corpus="self", claims=ungated, more=("-v", *only(*CLAIMS)))
     assert suites.ret == pytest.ExitCode.OK
     capsys.readouterr()
     arguments = ["judge", str(reader), "--pair", PAIR, "--corpus", "self", "--only", ",".join(CLAIMS)]

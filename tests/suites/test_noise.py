@@ -23,6 +23,7 @@ def judged(pytester: pytest.Pytester, judge: Run, noise: float, declared: float,
     return judge(*suites, more=(".", *WAIVED), model="emad-tiny", corpus="world:premise")
 
 
+@pytest.mark.slow  # every suite; an honest decoder with noise is also planted
 def test_a_decoder_within_its_declared_noise_passes_every_suite(pytester: pytest.Pytester, judge: Run) -> None:
     """As much as bfloat16 moves this model's logits."""
     result = judged(pytester, judge, 0.9, 1.0, *SUITES)

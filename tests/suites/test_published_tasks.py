@@ -44,12 +44,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_tasks_reach_the_verdict_the_table_and_the_journal(
-    judge: Run, reader: Path, data: Path, ungated: Path, tmp_path: Path
+    judge: Run, reader: Path, data: Path, ungated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "300")  # tables are as wide as the terminal
     out = tmp_path / "out"
     result = judge(
         *F1, model=reader, corpus="self", data=data, tasks="arc_easy,wikitext,humaneval", limit=32, claims=ungated,
-        report=out, more=NOT_LITERAL,
+        report=out, more=("-vv", *NOT_LITERAL),
     )  # fmt: skip
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     legs = {leg["name"]: leg for leg in verdicts_of(out)["EMAD-F1"]["legs"]}

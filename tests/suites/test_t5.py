@@ -46,7 +46,7 @@ def test_rows_about_plain_documents_do_not_apply_and_block_compute_is_counted(
 ) -> None:
     out = tmp_path / "out"
     asked = only("EMAD-F1", "EMAD-F1-literal", "EMAD-E1", "EMAD-E5", "EMAD-F2", "EMAD-E7")
-    result = judge("claims/test_model.py", "cost", model=t5, report=out, more=asked)
+    result = judge("claims/test_model.py", "cost", model=t5, report=out, more=("--emad-all-claims", *asked))
     assert result.ret == pytest.ExitCode.OK, text_of(result)
     verdicts = verdicts_of(out)
     for claim in ("EMAD-F1", "EMAD-F1-literal", "EMAD-F2", "EMAD-E1", "EMAD-E7"):

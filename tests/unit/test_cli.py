@@ -504,7 +504,8 @@ def swept(*options):
     return cli.main(["sweep", "small", "--documents", "4", *named, *map(str, options)])
 
 
-def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsys):
+def test_sweep_prints_and_writes_the_best_of_every_family(small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "500")
     out = tmp_path / "deep" / "sweep.json"
     assert swept("--out", out) == 0
     found = json.loads(out.read_text(encoding="utf-8"))

@@ -11,8 +11,8 @@ from emad_ref.report.tables import claim_rows, point_rows
 from emad_ref.verdict import numbers
 from emad_ref.verdict.claims import Verdict, load_register
 from emad_ref.verdict.exact import judge_exact
-from emad_ref.verdict.interval import mean_rate
 from emad_ref.verdict.legs import judge_side
+from emad_ref.verdict.rates import mean_rate
 from emad_ref.verdict.units import ByDocument
 
 REGISTER = load_register()
