@@ -26,6 +26,7 @@ SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
 RULELESS: tuple[ScheduleName, ...] = ("positional",)  # the place of a token decides its depth, whatever fires
 STOPS_BY_TOKEN: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred", "copying")  # each is asked
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
+LENSED: tuple[str, ...] = ("full", "linear")  # estimators that no part of the model's own head is read for
 SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
 FEATURES: tuple[str, ...] = ("position", "confidence", "frequency")
 EMISSIONS: tuple[str, ...] = ("contrastive", "expert")
@@ -183,6 +184,9 @@ class OperatingPoint:
     ``floor``       the last depth of the positional schedule.
     ``interpolate`` whether tokens may exit between probes, where the line through the last two readings crosses τ.
     ``confidence``  parameters of a signal that more than one layer decides, or of a pruned one; None for the others.
+    ``lens``        digest of the tuned lens that heads below the last layer read through, attached to the model that
+                    decodes (``readout.tuned``); None: the model's own head. A linear probe reads the state itself, and
+                    only its exits go through the lens.
     ``decay``       (rate, N) of thresholds that fall with the decided tokens t = 0, 1, … of a sequence of at most N
                     (CALM): τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
 
@@ -206,6 +210,7 @@ class OperatingPoint:
     interpolate: bool = False
     confidence: Confidence | None = None
     decay: tuple[float, float] | None = None
+    lens: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ceiling <= self.layers:
@@ -245,6 +250,8 @@ class OperatingPoint:
             estimated = " and ".join(name for name, signal in SIGNALS.items() if signal.estimated)
             expected = f"the full readout for {self.signal}"
             raise BadArgument("estimator", self.estimator.name, expected, f"estimators read {estimated}")
+        if self.lens is not None:
+            self._require_lens(self.lens)
         if self.decay is not None:
             self._require_decaying(*self.decay)
         if self.confidence is not None:
@@ -261,6 +268,15 @@ class OperatingPoint:
             raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
         if self.schedule in RULELESS and self.probes:
             raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
+
+    def _require_lens(self, digest: str) -> None:
+        """Refuse what would read past the lens: parts of the model's own head, and rules that remember it."""
+        if not digest:
+            raise BadArgument("lens", digest, "the digest of a tuned lens", "None reads by the model's own head")
+        if self.confidence is not None or self.estimator.kind not in LENSED:
+            asked = self.estimator.name if self.confidence is None else f"{self.signal} with parameters"
+            expected = f"None for {asked}"
+            raise BadArgument("lens", digest, expected, "a lens serves full heads and linear probes of one layer")
 
     def _require_decaying(self, rate: float, longest: float) -> None:
         if not 0 <= rate < math.inf or not 1 <= longest < math.inf:

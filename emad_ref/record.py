@@ -72,7 +72,8 @@ class Work:
     ``context``       [L] Σ queries × keys of those runs, as executed: padding and masked keys included.
     ``readout_rows``  [len(READOUTS), L] hidden states read out after a layer, probes and final head alike.
     ``readout_macs``  [len(READOUTS), L] multiply-adds of readouts other than full heads, retrieval included: what a
-                      readout over part of the vocabulary costs depends on the row, so it is counted, not derived.
+                      readout over part of the vocabulary costs depends on the row, so it is counted, not derived. In
+                      the row of full heads: those in front of them, of a tuned lens' translators.
     ``fills``         [len(FILLS), L] hidden states that only wrote K and V.
     ``cross_fills``   [L] encoder states that wrote cross-attention K and V.
     ``cross_context`` [L] Σ queries × source keys of those runs, padding included.

@@ -61,10 +61,11 @@ class Ladder:
         """int64 [tokens] depth of every traced position; every sequence starts at the ceiling.
 
         Raises:
-            BadArgument: a point of another number of layers, or one that only decoding can decide.
+            BadArgument: a point of another number of layers or another lens, or one that only decoding can decide.
         """
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
+        self.trace.require_lens(point)
         replayable = schedule_of(point).in_replay()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins = self._bins(point) if point.probes else None
@@ -167,7 +168,9 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
         if step.probed is not None:
             work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
             work.readout_macs[step.heads, layer] = int(step.macs.sum(where=step.probed))
-        work.readout_rows[FULL, layer] += int(np.count_nonzero(step.emitted))
+        alone = int(np.count_nonzero(step.emitted))
+        work.readout_rows[FULL, layer] += alone
+        work.readout_macs[FULL, layer] += alone * step.ahead
     return work
 
 
@@ -183,10 +186,10 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
     for step in _steps(trace, replayed.depth, replayed.point, replayed.macs_per_row):
         keys = step.ran.keys
         each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
-        each += step.emitted * geometry.head_flops()
+        each += step.emitted * (geometry.head_flops() + 2 * step.ahead)
         if step.probed is not None:
-            others = int(step.heads.sum() - step.heads[FULL])
-            each += step.probed * (int(step.heads[FULL]) * geometry.head_flops() + 2 * others * step.macs)
+            head = int(step.heads[FULL]) * geometry.head_flops()
+            each += step.probed * (head + 2 * int(step.heads.sum()) * step.macs)
         if step.ran.fills is not None:
             each += step.ran.fills * geometry.kv_fill_flops()
     return sums(trace, each)
@@ -194,10 +197,10 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
 
 @dataclass(frozen=True)
 class _Step:
-    """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one in kinds other than full.
+    """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's own.
 
     ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
-    of its own.
+    of its own, with ``ahead`` multiply-adds a row in front of it.
     """
 
     ran: Ran
@@ -205,6 +208,7 @@ class _Step:
     macs: Ints
     probed: Bools | None
     emitted: Bools
+    ahead: int
 
 
 def _steps(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int) -> Iterator[_Step]:
@@ -216,7 +220,8 @@ def _steps(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int) 
         if probed is not None and probes.shows[layer - 1]:
             emitted &= ~probed
         ran = replayable.ran(places, depth, layer, point.ceiling)
-        yield _Step(ran, probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted)
+        ahead = trace.ahead(layer)
+        yield _Step(ran, probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted, ahead)
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,8 @@ def _probes_of(trace: Trace, point: OperatingPoint, macs_per_row: int) -> _Probe
     kind = READOUTS.index(point.estimator.kind)
     heads = np.zeros((len(READOUTS), point.layers), dtype=np.bool_)
     heads[kind] = True
-    macs = np.array(0 if kind == FULL else macs_per_row)  # a full head's cost stands in the geometry
+    # a full head's own cost stands in the geometry
+    macs = np.array([trace.ahead(layer) if kind == FULL else macs_per_row for layer in range(1, point.layers + 1)])
     return _Probes(heads, np.full(point.layers, kind == FULL), np.broadcast_to(macs, (len(trace), point.layers)))
 
 

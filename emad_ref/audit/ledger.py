@@ -8,8 +8,9 @@ the ceiling:
     readout[ℓ]  #{t : the signal at ℓ was read, or D_t = ℓ}      a full probe's readout doubles as the exit's
 
 What a probe runs, and whether that doubles, is the rule's (``lens.Readouts``): estimates and pruned vocabularies are
-readouts of their own kind, with multiply-adds of their own. A rule that compares several layers reads every one of its
-probes up to the exit, whether or not it decides there.
+readouts of their own kind, with multiply-adds of their own; a tuned lens adds some to every full head below the last
+layer. A rule that compares several layers reads every one of its probes up to the exit, whether or not it decides
+there.
 
 Where nothing can exit below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1.
 
@@ -45,9 +46,9 @@ def implied(trajectory: Trajectory, readouts: Readouts, point: OperatingPoint, *
         kinds = readouts.heads[:, layer - 1]
         work.readout_rows[kinds, layer - 1] = probed.sum()
         work.readout_macs[kinds, layer - 1] = readouts.macs[:, layer - 1].sum(where=probed)
-        work.readout_rows[FULL, layer - 1] += (
-            (trajectory.depth == layer) & ~(probed & readouts.shows[layer - 1])
-        ).sum()
+        alone = ((trajectory.depth == layer) & ~(probed & readouts.shows[layer - 1])).sum()
+        work.readout_rows[FULL, layer - 1] += alone
+        work.readout_macs[FULL, layer - 1] += alone * (0 if readouts.ahead is None else readouts.ahead[layer - 1])
     work.tokens[: point.ceiling] += prompt
     work.context[: point.ceiling] += prompt**2 if masked_prompt else prompt * (prompt + 1) // 2
     return work
@@ -90,6 +91,7 @@ def judge_ledger(
         ("tokens", covered, owed, alone),
         ("context", work.context, least.context, alone and exact_context and not free),
         ("readout_rows", work.readout_rows[FULL], least.readout_rows[FULL], alone),
+        ("readout_macs in front of full heads", work.readout_macs[FULL], least.readout_macs[FULL], alone),
         *(
             (f"{name} of {kind}", getattr(work, name)[i], getattr(least, name)[i], alone)
             for i, kind in enumerate(READOUTS)

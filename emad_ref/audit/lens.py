@@ -35,12 +35,14 @@ class Readouts:
 
     ``heads`` bool [kinds of ``READOUTS``, L]: by which kind a probe after each layer reads. ``shows`` bool [L]: whether
     that is what a token which stops there emits from; else a full head follows. ``macs`` int64 [n, L]: multiply-adds of
-    each token's readout where it is no full head.
+    each token's readout beside a full head's own. ``ahead`` int64 [L]: those in front of a full head that follows, None
+    where there are none anywhere.
     """
 
     heads: Bools
     shows: Bools
     macs: Ints
+    ahead: Ints | None = None
 
     @staticmethod
     def whole(point: OperatingPoint, positions: int) -> Readouts:
@@ -92,6 +94,7 @@ class LogitLens:
 
     def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
         asked = f"{point.signal}/{point.estimator.name}" + ("/pruned" if point.confidence is not None else "")
+        asked += "/tuned lens" if point.lens is not None else ""
         expected = "a signal of one layer's full readout"
         raise BadArgument("point", asked, expected, "give a lens that can lead the rule, as audit.oracle.ModelLens")
 
@@ -100,9 +103,9 @@ class LogitLens:
 class Reference:
     """What n positions of one sequence must agree with.
 
-    ``logits`` float64 [n, L, V] of full heads; ``signal``, ``emitted``, ``readouts`` as of ``Led``. ``rows``: which row
-    of the point's thresholds each position belongs to, int64 [n], and after it every other answer that the tolerance
-    allows.
+    ``logits`` float64 [n, L, V] of full heads, through the point's tuned lens if it has one; ``signal``, ``emitted``,
+    ``readouts`` as of ``Led``. ``rows``: which row of the point's thresholds each position belongs to, int64 [n], and
+    after it every other answer that the tolerance allows.
     """
 
     logits: Floats
@@ -130,6 +133,8 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
     from_lens = SIGNALS[point.signal].from_lens
     if from_lens is None or not read_from_logits(point):
         led = lens.lead(tokens, first, point)
+        if point.lens is not None:  # its heads are the lens', also where a depth was forced; the last layer has none
+            logits = led.emitted
     else:
         probed = logits[:, np.asarray(point.probes, dtype=np.int64) - 1]
         led = Led(from_lens(probed), logits, Readouts.whole(point, len(logits)))
@@ -142,7 +147,8 @@ def consult(lens: Lens, tokens: Ints, point: OperatingPoint, first: int = 0, tol
 
 def read_from_logits(point: OperatingPoint) -> bool:
     """Whether full heads decide all that the point compares: its probes run nothing else."""
-    return SIGNALS[point.signal].from_lens is not None and point.confidence is None and point.estimator == Estimator()
+    plain = point.estimator == Estimator() and point.lens is None
+    return SIGNALS[point.signal].from_lens is not None and point.confidence is None and plain
 
 
 def threshold_rows(point: OperatingPoint, position: Ints, logits: Floats, tolerance: float) -> tuple[Ints, ...]:

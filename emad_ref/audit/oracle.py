@@ -25,6 +25,8 @@ from emad_ref.readout.watch import watch_of
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
 
+FULL = READOUTS.index("full")
+
 
 @dataclass(frozen=True, eq=False)
 class ModelLens:
@@ -47,9 +49,12 @@ class ModelLens:
         signal, emitted = np.full((n, len(point.probes)), np.nan), []
         heads, shows = np.zeros((len(READOUTS), point.layers), dtype=bool), np.zeros(point.layers, dtype=bool)
         macs: Ints = np.zeros((n, point.layers), dtype=np.int64)
+        ahead: Ints = np.zeros(point.layers, dtype=np.int64)
         watch.begin()
         for layer, states in enumerate(lens_states(self.stepper, tokens, first, self.source), start=1):
-            logits = self.stepper.logits(states)
+            work = Work.none(point.layers)
+            logits = watch.emit(states, layer, work)
+            ahead[layer - 1] = work.readout_macs[FULL, layer - 1] // n
             if layer in point.probes:
                 probe, work = point.probes.index(layer), Work.none(point.layers)
                 seen = watch.see(states, probe, work)
@@ -59,7 +64,7 @@ class ModelLens:
                 if seen.logits is not None:
                     shows[layer - 1], logits = True, seen.logits
             emitted.append(logits.double().cpu().numpy())
-        return Led(signal, np.stack(emitted, axis=1), Readouts(heads, shows, macs))
+        return Led(signal, np.stack(emitted, axis=1), Readouts(heads, shows, macs, ahead))
 
 
 def replayed_by(stepper: Stepper, sequence: TokenSequence, point: OperatingPoint, tolerance: float) -> Replayed:
@@ -70,7 +75,7 @@ def replayed_by(stepper: Stepper, sequence: TokenSequence, point: OperatingPoint
     """
     estimators = {} if point.estimator == Estimator() else {point.estimator: point.probes}
     rules = [] if point.confidence is None else [point]
-    trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules)
+    trace = take_trace(stepper, [sequence], estimators=estimators, rules=rules, lens=point.lens)
     done, columns = replay(trace, point), np.asarray(point.probes, dtype=np.int64) - 1
     rows: tuple[Ints, ...] = ()
     if point.probes and point.bins.features:

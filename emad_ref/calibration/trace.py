@@ -30,6 +30,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import require_finite
+from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, LAYERWISE, Readout
 
@@ -81,6 +82,8 @@ class Trace:
     ``rules``: what confidence rules see and emit, by rule.
     ``token``, ``target``, ``position``: int64 [tokens]. ``starts``: int64 [sequences + 1] offsets into the rows.
     ``prompts``: int64 [sequences] positions before the first decided one.
+    ``lens``: digest of the tuned lens that all of it was read through, estimates apart; None: the model's own head.
+    ``macs_ahead``: int64 [L] multiply-adds per row of that lens in front of a head after each layer.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -95,6 +98,8 @@ class Trace:
     estimates: dict[Estimator, NDArray[np.float32]] = field(default_factory=dict)
     macs_per_row: dict[Estimator, int] = field(default_factory=dict)
     rules: dict[Rule, RuleColumns] = field(default_factory=dict)
+    lens: str | None = None
+    macs_ahead: Ints | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -117,6 +122,21 @@ class Trace:
         if signal not in self.signals:
             raise BadArgument("signal", signal, f"one that this trace records ({', '.join(self.signals)})")
         return self.signals[signal]
+
+    def ahead(self, layer: int) -> int:
+        """Multiply-adds per row of the lens in front of a head after ``layer``."""
+        return 0 if self.macs_ahead is None else int(self.macs_ahead[layer - 1])
+
+    def require_lens(self, point: OperatingPoint) -> None:
+        """Refuse a point that reads below the last layer by another lens than this trace.
+
+        Raises:
+            BadArgument: such a point.
+        """
+        full = point.fixed and point.ceiling == self.layers
+        if point.lens != self.lens and not full:
+            expected = f"{self.lens!r:.20}, the lens of this trace"
+            raise BadArgument("point.lens", point.lens, expected, "take one through its lens: take_trace(lens=…)")
 
     def signal(self, point: OperatingPoint) -> NDArray[np.float32]:
         """[tokens, L] what ``point`` compares with its thresholds.
@@ -200,6 +220,8 @@ def joined(parts: Sequence[Trace]) -> Trace:
             estimator: np.concatenate([part.estimates[estimator] for part in parts]) for estimator in parts[0].estimates
         },
         macs_per_row=parts[0].macs_per_row,
+        lens=parts[0].lens,
+        macs_ahead=parts[0].macs_ahead,
         rules={rule: RuleColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
     )
 
@@ -322,8 +344,9 @@ def trace_batch(
     readers: Mapping[Estimator, tuple[Sequence[int], Reader]] = NO_READERS,
     observe: Observer | None = None,
     rules: Mapping[Rule, OperatingPoint] = NO_RULES,
+    lens: str | None = None,
 ) -> Trace:
-    """The trace of one batch in one forward.
+    """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
     ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
     called after every layer. ``rules``: rule → any point of it.
@@ -347,13 +370,14 @@ def trace_batch(
         estimator: np.full((int(counts.sum()), stepper.layers), np.nan, dtype=np.float32) for estimator in readers
     }
     remembered: dict[int, Tensor] = {}
-    compared = layers_of(rules)
+    compared, tuned = layers_of(rules), lens_named(stepper, lens)
     for layer in range(1, stepper.layers + 1):
         hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
         states = hidden[chosen]
         if layer in compared:
             remembered[layer] = states
-        read = readings(stepper.logits(states), target, f"after layer {layer}")
+        logits = stepper.logits(states if tuned is None else tuned(states, layer))
+        read = readings(logits, target, f"after layer {layer}")
         for name, column in columns.items():
             column.append(read[name].cpu().numpy())
         for estimator, (layers, reader) in readers.items():
@@ -372,6 +396,8 @@ def trace_batch(
         estimates=estimates,
         macs_per_row={estimator: reader.macs_per_row for estimator, (_, reader) in readers.items()},
         rules={},
+        lens=lens,
+        macs_ahead=None if tuned is None else macs_ahead(tuned, stepper.layers),
     )
     return replace(trace, rules=rule_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
@@ -382,6 +408,7 @@ def stream(
     estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
+    lens: str | None = None,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {Rule.of(point): point for point in rules}
@@ -389,7 +416,7 @@ def stream(
         estimator: (tuple(layers), reader_of(stepper, estimator, layers)) for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct)
+        yield trace_batch(stepper, batch, readers, observe, distinct, lens)
 
 
 def take_trace(
@@ -399,6 +426,7 @@ def take_trace(
     estimators: Mapping[Estimator, Sequence[int]] = NO_ESTIMATORS,
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
+    lens: str | None = None,
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
@@ -407,14 +435,19 @@ def take_trace(
     ``estimators``: which to record beside the full entropy, after which layers; ``observe`` as in ``trace_batch``.
     ``rules``: points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than
     the plain columns, and [tokens, L] of memory four times over.
+    ``lens``: digest of a tuned lens attached to ``stepper``, through which all but the last layer are then read, for
+    points with that lens; estimates and rules are of the states and the model's own head all the same.
 
     Raises:
         EmptyCorpus: no sequences.
-        BadArgument: a point without a confidence among ``rules``.
+        BadArgument: a point without a confidence among ``rules``; a lens that is not attached, or beside ``rules``.
     """
+    rules = list(rules)
+    if lens is not None and rules:
+        raise BadArgument("rules", [point.name for point in rules], "none through a lens", "take a trace without it")
     given = list(sequences)
     order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
-    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules)
+    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules, lens)
     bar = tqdm(traces, desc=progress, disable=progress is None, unit="batch", file=file)
     return joined(list(bar)).reordered(np.argsort(order))
 

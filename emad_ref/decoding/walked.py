@@ -24,13 +24,11 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
 from emad_ref.readout.signals import require_finite
-from emad_ref.record import DECODE, PROMPT, READOUTS, Floats, Ints, Record, StopReason, Tokens, Work
+from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record, StopReason, Tokens, Work
 from emad_ref.schedule.flow import Owed, Store, count_blocks
 from emad_ref.schedule.free import settle
 from emad_ref.schedule.interface import Admission
 from emad_ref.schedule.table import SCHEDULES, schedule_of
-
-FULL = READOUTS.index("full")
 
 
 class Closed(EmadError):
@@ -147,10 +145,9 @@ class WalkedSession:
         lengths = np.array([len(prompt.tokens) for prompt in prompts])
         hidden = self._run_prompts([np.asarray(prompt.tokens, dtype=np.int64) for prompt in prompts], lengths)
         last = torch.from_numpy(lengths - 1).to(hidden.device)
-        logits = self._stepper.logits(hidden[torch.arange(len(prompts), device=hidden.device), last])
+        ceiling, states = self._point.ceiling, hidden[torch.arange(len(prompts), device=hidden.device), last]
+        logits = self._walker.watch.emit(states, ceiling, self._store.work)
         require_finite(logits.amax(dim=-1), "at the depth of emission")
-        ceiling = self._point.ceiling
-        self._store.work.readout_rows[FULL, ceiling - 1] += len(prompts)
         depth = np.full((len(prompts), 1), ceiling)
         return Arrival(logits[:, None], depth, np.empty((len(prompts), 1, 0)), depth[:, 0])
 

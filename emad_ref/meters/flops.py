@@ -1,9 +1,10 @@
 """Work × geometry → FLOPs: the ledger every FLOP claim is decided by.
 
 Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included),
-the encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout),
-K/V-only passes, input projections. Of a mixture of experts, the router and the experts that a token ran.
-Only matrix products and attention count, one multiply-add as two; a law holds the ledger against PyTorch's counter.
+the encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout) and
+the translator of a tuned lens in front of it, K/V-only passes, input projections. Of a mixture of experts, the router
+and the experts that a token ran. Only matrix products and attention count, one multiply-add as two; a law holds the
+ledger against PyTorch's counter.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from emad_ref.record import READOUTS, Work
 class Flops:
     """FLOPs of some Work. ``readouts``: FLOPs by kind of readout. ``inputs``: projections below the first block.
 
+    ``translators`` of a tuned lens, in front of full heads.
+
     ``attention`` to a row's own positions and to its source; ``encoder``; ``cross_fills``: K and V of the sources.
     """
 
@@ -29,6 +32,7 @@ class Flops:
     inputs: int
     encoder: int = 0
     cross_fills: int = 0
+    translators: int = 0
 
     @property
     def gross(self) -> int:
@@ -38,7 +42,8 @@ class Flops:
     @property
     def total(self) -> int:
         """Everything: net reductions are shares of this."""
-        return self.gross + sum(self.readouts.values()) + self.fills + self.inputs + self.encoder + self.cross_fills
+        read = sum(self.readouts.values()) + self.translators
+        return self.gross + read + self.fills + self.inputs + self.encoder + self.cross_fills
 
 
 def flops(work: Work, geometry: Geometry) -> Flops:
@@ -65,6 +70,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
         inputs=int(work.tokens[0]) * geometry.input_flops(),
         encoder=geometry.encoder_flops(work.encoder_tokens, work.encoder_context),
         cross_fills=int(work.cross_fills.sum()) * geometry.cross_fill_flops(),
+        translators=2 * int(macs[READOUTS.index("full")]),
     )
 
 

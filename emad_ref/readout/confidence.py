@@ -24,18 +24,23 @@ from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.readout.contrast import score_of
 from emad_ref.readout.signals import Seen, require_finite, saturation, softmax_response
 from emad_ref.readout.subset import Heads, OwnHeads, Race, adaptive_size, full_head
+from emad_ref.readout.tuned import lens_of
 from emad_ref.record import Work
 from emad_ref.signals import ALONE, BELOW, HALFWAY, SIGNALS, SINCE, Needs
 
 
 class HeadWatch:
-    """What all watches share: nothing to remember, and a full head at the exit.
+    """What all watches share: nothing to remember, and a full head at the exit, through the point's lens if it has one.
 
     ``heads``: how readouts are computed; the stepper's own by default.
+
+    Raises:
+        BadArgument: a lens that is not attached to the stepper, or that lacks one of the probes.
     """
 
     def __init__(self, stepper: Stepper, point: OperatingPoint, heads: Heads | None = None):
         self.stepper, self.point, self.heads = stepper, point, heads or OwnHeads(stepper)
+        self.lens = lens_of(stepper, point)
 
     def begin(self) -> None:
         """Nothing is remembered from probe to probe."""
@@ -44,7 +49,8 @@ class HeadWatch:
         """Nothing is remembered from probe to probe."""
 
     def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
-        return full_head(self.heads, hidden, layer, work)
+        read = hidden if self.lens is None else self.lens.charged(hidden, layer, work)
+        return full_head(self.heads, read, layer, work)
 
 
 class SaturationWatch(HeadWatch):

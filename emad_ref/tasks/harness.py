@@ -94,9 +94,11 @@ class Forced:
 
 
 def is_replayable(point: OperatingPoint) -> bool:
-    """Whether full readouts of the true states decide ``point``; other signals, estimators, copied states: decoded."""
+    """Whether full readouts of the true states decide ``point``; other signals, estimators, lenses, copied states:
+    decoded.
+    """
     recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
-    return recorded and schedule_of(point).replayable is not None
+    return recorded and point.lens is None and schedule_of(point).replayable is not None
 
 
 def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:

@@ -139,5 +139,6 @@ _FIELDS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
         "interpolate": flag,
         "confidence": absent_or(lambda name, value: _read(name, Confidence, value)),
         "decay": absent_or(_rate_and_longest),
+        "lens": absent_or(text),
     },
 }

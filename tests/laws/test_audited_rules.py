@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from emad_ref.audit import Finding, bridge, decisions, generation, rows, tolerance
+from emad_ref.audit import Finding, bridge, decisions, forced, generation, rows, tolerance
 from emad_ref.audit.lens import consult
 from emad_ref.audit.oracle import ModelLens, replayed_by
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
@@ -25,6 +25,7 @@ from emad_ref.readout.signals import Seen
 from emad_ref.record import Work
 from emad_ref.signals import LAYERWISE, SIGNALS
 from tests.laws.test_confidence import RULES as CONFIDENCE_RULES
+from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
 PROBES = (1, 3, 5)
@@ -60,19 +61,25 @@ def lens() -> ModelLens:
 
 
 @cache
-def trace() -> Trace:
-    """Text from which thresholds are taken."""
+def tuned(rank: int | None = 4) -> str:
+    """A tuned lens of the model above, by its digest."""
+    return attached(stepper(), PROBES, rank)
+
+
+@cache
+def trace(through: str | None = None) -> Trace:
+    """Text from which thresholds are taken, read through a tuned lens or not."""
     rng = np.random.default_rng(1)
     texts = [TokenSequence(rng.integers(0, VOCABULARY, 40)) for _ in range(6)]
     estimators = dict.fromkeys((TOPK, LOWRANK, LINEAR), PROBES)
-    rules = [point for point in CONFIDENCE_RULES.values() if point.confidence is not None]
-    return take_trace(stepper(), texts, estimators=estimators, rules=rules)
+    rules = [point for point in CONFIDENCE_RULES.values() if point.confidence is not None and through is None]
+    return take_trace(stepper(), texts, estimators=estimators, rules=rules, lens=through)
 
 
 def sure(point: OperatingPoint, share: float) -> OperatingPoint:
     """Thresholds that a ``share`` of all tokens reach at each probe that may decide."""
     signal = SIGNALS[point.signal]
-    seen = np.nan_to_num(trace().signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
+    seen = np.nan_to_num(trace(point.lens).signal(point)[:, np.array(point.probes) - 1].astype(np.float64))
     found = np.quantile(seen, share if signal.sense == "falls" else 1 - share, axis=0)
     levels = [
         signal.never if old == signal.never else float(level)
@@ -111,6 +118,9 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     **{name: lambda row=row: binned(*row) for name, row in BINNED.items()},
     "between probes": lambda: between("entropy_nats"),
     "between probes, rising": lambda: between("softmax_response"),
+    "tuned lens": lambda: sure(plain(lens=tuned()), SHARE),
+    "tuned lens of full rank": lambda: sure(plain(lens=tuned(None)), SHARE),
+    "tuned lens at the exit": lambda: sure(plain(lens=tuned(), estimator=LINEAR), SHARE),
     "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
 }
 CHECKS = ("decisions", "generation", "rows", "bridge")
@@ -195,6 +205,24 @@ class FullHead(Altered):
         return replace(seen, logits=self.watch.stepper.logits(hidden))
 
 
+class RawExit(Altered):
+    """Pays for the lens at the exit, and emits from the model's own head all the same."""
+
+    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        self.watch.emit(hidden, layer, work)
+        return self.watch.stepper.logits(hidden)
+
+
+class FreeLens(Altered):
+    """Reads through the lens, and charges the head alone."""
+
+    def emit(self, hidden: Tensor, layer: int, work: Work) -> Tensor:
+        free = Work.none(work.layers)
+        logits = self.watch.emit(hidden, layer, free)
+        work.readout_rows[:] += free.readout_rows
+        return logits
+
+
 class Free(Altered):
     """Reads without being charged."""
 
@@ -253,6 +281,41 @@ def test_a_decoder_whose_probes_are_free_is_refuted(name: str) -> None:
     finding = audited("decisions", with_watch(point, Free), point)
     assert finding.passed is False, finding.detail
     assert "work.readout_" in finding.detail
+
+
+LENSED = [name for name in POINTS if name.startswith("tuned lens")]
+AT_PROBES = [name for name in LENSED if name != "tuned lens at the exit"]
+
+
+@pytest.mark.parametrize("name", LENSED)
+def test_forced_depths_are_read_through_the_lens_too(name: str) -> None:
+    point = POINTS[name]()
+    asked, continuation = prompts()
+    for decoder, passes in ((honest(point), True), (with_watch(point, RawExit), False)):
+        finding = forced(decoder, lens(), point, asked, continuation, np.random.default_rng(0), TOLERANCE)
+        assert finding.passed is passes, finding.detail
+
+
+@pytest.mark.parametrize("name", LENSED)
+def test_a_decoder_that_emits_past_its_lens_is_refuted(name: str) -> None:
+    point = POINTS[name]()
+    altered = FullHead if name in AT_PROBES else RawExit
+    for check in ("decisions", "bridge"):
+        finding = audited(check, with_watch(point, altered), point)
+        assert finding.passed is False, (check, finding.detail)
+        assert "logits off by" in finding.detail or "NLL off by" in finding.detail
+
+
+@pytest.mark.parametrize("name", LENSED)
+def test_a_decoder_whose_lens_is_free_is_refuted(name: str) -> None:
+    point = POINTS[name]()
+    decoder = with_watch(point, FreeLens)
+    if name in AT_PROBES:  # a probe emits within the watch
+        watch = decoder._walker.watch = honest(point)._walker.watch
+        watch.emit = FreeLens(honest(point)._walker.watch).emit  # type: ignore[method-assign]
+    finding = audited("decisions", decoder, point)
+    assert finding.passed is False, finding.detail
+    assert "work.readout_macs" in finding.detail
 
 
 CHANGED: dict[str, tuple[str, dict[str, Any]]] = {

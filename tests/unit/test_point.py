@@ -10,6 +10,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.policy.early_exit import early_exit
 
 POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
 
@@ -35,6 +36,8 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
         ({"schedule": "positional", "period": 8, "floor": 4}, "probes", "it has no rule"),
         ({"bins": BinSpec(("position",))}, "thresholds", "3 for bins position"),
         ({"signal": "mood"}, "signal", "one of entropy_nats"),
+        ({"lens": ""}, "lens", "the digest of a tuned lens"),
+        ({"lens": "ab", "estimator": Estimator("topk", k=8)}, "lens", "full heads and linear probes"),
     ],
 )
 def test_a_point_that_cannot_decide_is_refused_by_name_value_and_expectation(change, named, message):
@@ -92,6 +95,14 @@ def test_only_a_full_probe_knows_confidence_and_frequency():
     replace(POINT, bins=BinSpec(("position",)), thresholds=rows, estimator=Estimator("topk", k=8))
     with pytest.raises(BadArgument, match="a topk-8 probe knows no other"):
         replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=Estimator("topk", k=8))
+
+
+def test_a_lens_serves_no_rule_that_reads_several_layers():
+    rule = early_exit("saturation", 12, 101, 4)
+    with pytest.raises(
+        BadArgument, match=r"lens='ab', but expected None for saturation with parameters; a lens serves"
+    ):
+        replace(rule, lens="ab")
 
 
 def test_bins_multiply_and_are_named():

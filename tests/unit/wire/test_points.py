@@ -69,6 +69,7 @@ OTHERS = [
     truncated(12, 3),
     OperatingPoint("falls", "positional", 12, 12, schedule="positional", period=8, floor=4),
     replace(POINT, signal="softmax_response", decay=(4.0, 64.0)),
+    replace(POINT, name="tuned", lens="0123abcd"),
     OperatingPoint(
         "jsd", "jsd_contrast", 6, 6, (3, 4, 5), ((math.inf, 0.9, 0.9),), signal="jsd_contrast",
         confidence=Confidence(3, alpha_decay=0.5, emit="expert", kept=(9, 4)),
@@ -120,6 +121,7 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
         ({"estimator": None}, "point.estimator=None, but expected an object"),
         ({"estimator": {"kind": "guess"}}, "estimator.kind='guess'"),
         ({"bins": {"frequency": "xyz"}}, "point.bins.frequency='xyz', but expected hexadecimal digits"),
+        ({"lens": 7}, "point.lens=7, but expected a text"),
         ({"decay": [1.0]}, "point.decay=[1.0], but expected two numbers"),
         ({"confidence": {}}, "point.confidence.minimum=None, but expected a value"),
     ],

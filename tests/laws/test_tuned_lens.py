@@ -1,0 +1,260 @@
+"""Laws of the tuned lens: what the identity gives back, what the last layer keeps, what decodes, replays, costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.meters.flops import flops
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.stepper import Stepper
+from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.protocol import Prompt
+from emad_ref.readout.tuned import Translator, TunedLens, attach, lens_named
+from emad_ref.readout.watch import watch_of
+from emad_ref.record import DECODE, READOUTS, Ints, Work
+from emad_ref.replay import decode_flops, decode_work, derived_work, replay
+from tests.lenses import FINGERPRINT, attached, drawn_lens
+from tests.small import LAYERS, VOCABULARY, small_model
+
+PROBES = (1, 3, 4)
+BELOW = tuple(range(1, LAYERS))
+FULL = READOUTS.index("full")
+STORED = 1e-5  # traces hold float32
+WEIGHTS = np.random.default_rng(3).normal(0, 0.3, (3, 33)).tolist()
+GATE = Estimator("linear", weights=tuple(tuple(row) for row in WEIGHTS))
+
+
+@cache
+def stepper_of(family: str = "gpt_neox", dtype: torch.dtype = torch.float64) -> Stepper:
+    return CausalStepper(small_model(family, dtype))
+
+
+@cache
+def texts() -> tuple[TokenSequence, ...]:
+    rng = np.random.default_rng(1)
+    return tuple(TokenSequence(rng.integers(0, VOCABULARY, n), at) for n, at in ((30, 0), (24, 5), (17, 3)))
+
+
+@cache
+def digest(rank: int | None = 5) -> str:
+    return attached(stepper_of(), BELOW, rank)
+
+
+@cache
+def traced(lens: str | None) -> Trace:
+    return take_trace(stepper_of(), texts(), estimators={GATE: PROBES}, lens=lens)
+
+
+def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPoint:
+    """Thresholds that a share of tokens reach at each probe, as read through the trace's lens."""
+    plain = OperatingPoint("tuned", "quantile", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=trace.lens)
+    asked = replace(plain, **change)  # type: ignore[arg-type]
+    level = share if asked.signal == "entropy_nats" else 1 - share
+    seen = trace.signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
+    thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
+    return replace(asked, thresholds=(thresholds,) * asked.bins.count)
+
+
+CONFIDENT = BinSpec(("confidence",), confidence_edges=(0.1, 0.2))
+POINTS: dict[str, Callable[[], OperatingPoint]] = {
+    "monotone": lambda: point_of(traced(digest())),
+    "full rank": lambda: point_of(traced(digest(None))),
+    "response": lambda: point_of(traced(digest()), signal="softmax_response"),
+    "free": lambda: point_of(traced(digest()), schedule="free_eager"),
+    "deferred": lambda: point_of(traced(digest()), schedule="free_deferred"),
+    "chunked": lambda: point_of(traced(digest()), schedule="chunked", period=4),
+    "between probes": lambda: point_of(traced(digest()), interpolate=True),
+    "bins": lambda: replace(
+        point_of(traced(digest())), bins=CONFIDENT, thresholds=((-1.0,) * 3, (0.5, 3.0, 4.0), (9.0, 9.0, 9.0))
+    ),
+    "linear probe": lambda: point_of(traced(digest()), estimator=GATE),
+    "truncated": lambda: replace(truncated(LAYERS, 3), lens=digest()),
+    "positional": lambda: OperatingPoint(
+        "falls", "positional", LAYERS, LAYERS, schedule="positional", period=12, floor=2, lens=digest()
+    ),
+}
+
+
+@pytest.fixture(params=POINTS)
+def point(request: pytest.FixtureRequest) -> OperatingPoint:
+    return POINTS[request.param]()
+
+
+def decoded(point: OperatingPoint, text: TokenSequence, stepper: Stepper) -> tuple[list[int], np.ndarray, Work]:
+    """(depths, logits [n, V], work) of one text fed token by token."""
+    start = text.adaptive_from
+    session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[: start + 1])])
+    depths, logits = [int(step.depth[0, 0])], [step.logits[0, 0]]
+    for token in text.tokens[start + 1 : -1]:
+        step = session.feed(np.array([[token]]))
+        depths.append(int(step.depth[0, 0]))
+        logits.append(step.logits[0, 0])
+    return depths, np.stack(logits), session.work
+
+
+# ---------------------------------------------------------------- what it is
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_identity_is_the_raw_lens_bit_for_bit(dtype: torch.dtype, rank: int | None) -> None:
+    stepper = stepper_of("llama", dtype)
+    same = attached(stepper, BELOW, rank, scale=0.0)
+    raw, tuned = take_trace(stepper, texts()), take_trace(stepper, texts(), lens=same)
+    for name in ("nll_nats", "top1", "top1_probability"):
+        assert np.array_equal(getattr(raw, name), getattr(tuned, name)), name
+    assert all(np.array_equal(raw.column(name), tuned.column(name)) for name in raw.signals)
+    plain = point_of(raw)
+    for text in texts():
+        depths, logits, _ = decoded(plain, text, stepper)
+        theirs, others, _ = decoded(replace(plain, lens=same), text, stepper)
+        assert depths == theirs
+        assert np.array_equal(logits, others)
+
+
+def test_a_drawn_lens_changes_every_layer_but_the_last() -> None:
+    raw, tuned = traced(None), traced(digest())
+    differ = [not np.array_equal(raw.nll_nats[:, at], tuned.nll_nats[:, at]) for at in range(LAYERS)]
+    assert differ == [True] * (LAYERS - 1) + [False]
+    assert np.array_equal(raw.entropy_nats[:, -1], tuned.entropy_nats[:, -1])
+
+
+def test_at_the_last_layer_nothing_changes() -> None:
+    """A point at full depth, and one whose rule never fires: the logits of the model's own head, to the bit."""
+    never = replace(point_of(traced(digest())), thresholds=((-np.inf,) * 3,))
+    for text in texts():
+        _, plain, work = decoded(full_depth(LAYERS), text, stepper_of())
+        _, full, same_work = decoded(replace(full_depth(LAYERS), lens=digest()), text, stepper_of())
+        depths, asked, _ = decoded(never, text, stepper_of())
+        assert set(depths) == {LAYERS}
+        assert np.array_equal(full, plain)
+        assert np.array_equal(asked, plain)
+        assert same_work == work
+
+
+def test_low_rank_at_full_rank_is_full() -> None:
+    stepper = stepper_of()
+    full = drawn_lens(stepper, BELOW)
+    left, right = {}, {}
+    for layer, each in full.translators.items():
+        u, s, v = torch.linalg.svd(each.factors[0])
+        left[layer] = Translator((u * s, v.T.contiguous()), each.bias)
+        right[layer] = Translator((each.factors[0], torch.eye(len(each.bias), dtype=torch.float64)), each.bias)
+    hidden = torch.randn(7, stepper.geometry.hidden, dtype=torch.float64)
+    for layer in BELOW:
+        expected = full(hidden, layer)
+        assert torch.allclose(left[layer](hidden), expected, rtol=0, atol=1e-12)  # float64 sums in another order
+        assert torch.equal(right[layer](hidden), expected)
+    assert TunedLens("f", "float64", LAYERS, left).rank == stepper.geometry.hidden
+
+
+def test_it_is_the_formula() -> None:
+    lens, hidden = drawn_lens(stepper_of(), BELOW, 3), np.random.default_rng(0).normal(size=(4, 32))
+    for layer, each in lens.translators.items():
+        u, v = (factor.numpy() for factor in each.factors)
+        expected = hidden + hidden @ (u @ v.T).T + each.bias.numpy()
+        assert np.abs(lens(torch.from_numpy(hidden), layer).numpy() - expected).max() < 1e-12
+
+
+# ---------------------------------------------------------------- decoding is replay
+
+
+def test_points_reach_several_depths(point: OperatingPoint) -> None:
+    reached = set(replay(traced(point.lens), point).depth.tolist())
+    assert len(reached) > 1 or point.family == "truncation"
+    assert reached != {LAYERS}
+
+
+def test_decoding_is_replay_token_by_token(point: OperatingPoint) -> None:
+    trace = traced(point.lens)
+    expected = replay(trace, point)
+    for number, text in enumerate(texts()):
+        rows = slice(trace.starts[number], trace.starts[number + 1])
+        depths, logits, _ = decoded(point, text, stepper_of())
+        assert depths == expected.depth[rows].tolist()
+        log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        losses = -log_p[np.arange(len(log_p)), text.tokens[text.adaptive_from + 1 :]]
+        assert np.abs(losses - expected.nll_nats[rows]).max() < STORED
+
+
+def test_derived_work_is_counted_work_and_its_flops(point: OperatingPoint) -> None:
+    trace, geometry = traced(point.lens), stepper_of().geometry
+    expected = replay(trace, point)
+    decode, prompt = derived_work(trace, point, expected.depth, expected.macs_per_row)
+    counted = Work.none(LAYERS)
+    for text in texts():
+        counted = counted + decoded(point, text, stepper_of())[2]
+    assert counted == decode + prompt, counted.difference(decode + prompt)
+    assert decode_flops(trace, expected, geometry).sum() == flops(decode, geometry).total
+
+
+def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
+    prompt = np.array([5, 9, 2, 44])
+    record = WalkedDecoder(stepper_of(), point, max_rows=2).generate([Prompt(prompt), Prompt(prompt[:2])], 20)
+    for row, asked in enumerate((prompt, prompt[:2])):
+        history = np.concatenate([asked, record.emitted[row]])
+        seen = take_trace(
+            stepper_of(), [TokenSequence(history, len(asked) - 1)], estimators={GATE: PROBES}, lens=point.lens
+        )
+        expected = replay(seen, point)
+        assert record.tokens.of(row, DECODE).depth.tolist() == expected.depth.tolist()
+        assert expected.top1.tolist() == record.emitted[row].tolist()
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "opt_350m"])
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("rank", [None, 3])
+def test_the_ledger_charges_what_pytorch_counts(family: str, rows: int, rank: int | None) -> None:
+    stepper = stepper_of(family)
+    width = stepper.geometry.hidden
+    point = OperatingPoint("p", "f", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=attached(stepper, PROBES, rank))
+    watch, work, hidden = watch_of(stepper, point), Work.none(LAYERS), torch.ones(rows, width, dtype=torch.float64)
+    with torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        watch.see(hidden, 1, work)
+    assert work.readout_macs[FULL].tolist() == [0, 0, rows * (width**2 if rank is None else 2 * width * rank), 0, 0, 0]
+    assert flops(work, stepper.geometry).total == counter.get_total_flops()
+    assert flops(work, stepper.geometry).translators == 2 * int(work.readout_macs.sum()) > 0
+
+
+def test_a_linear_probe_reads_the_state_and_pays_for_the_lens_at_its_exit_alone() -> None:
+    point = POINTS["linear probe"]()
+    trace = traced(point.lens)
+    depth = replay(trace, point).depth
+    work = decode_work(trace, depth, point, 32)
+    exits: Ints = np.array([int((depth == layer).sum()) for layer in range(1, LAYERS + 1)])
+    assert work.readout_rows[FULL].tolist() == exits.tolist()
+    assert work.readout_macs[FULL].tolist() == [*(exits[:-1] * 2 * 32 * 5).tolist(), 0]
+    assert np.array_equal(trace.estimates[GATE], traced(None).estimates[GATE], equal_nan=True)
+
+
+# ---------------------------------------------------------------- layers without a translator
+
+
+def test_layers_without_a_translator_are_read_by_the_models_own_head() -> None:
+    some = attached(stepper_of(), (3,), 4)
+    trace, raw = take_trace(stepper_of(), texts(), lens=some), traced(None)
+    assert [np.array_equal(trace.nll_nats[:, at], raw.nll_nats[:, at]) for at in range(LAYERS)] == [
+        True, True, False, True, True, True,
+    ]  # fmt: skip
+    assert [trace.ahead(layer) for layer in range(1, LAYERS + 1)] == [0, 0, 2 * 32 * 4, 0, 0, 0]
+
+
+def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
+    stepper = CausalStepper(small_model("gpt_neox"))
+    lens = drawn_lens(stepper, BELOW)
+    name = attach(stepper, lens, FINGERPRINT)
+    assert name == lens.digest
+    assert lens_named(stepper, name) is not None
+    assert lens_named(stepper, None) is None
