@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from emad_ref.models.stepper import Stepper
-from emad_ref.readout.tuned import Translator, TunedLens, attach
+from emad_ref.readout.tuned import Translator, TunedLens, attach_lens
 
 FINGERPRINT = "f00d"
 
@@ -35,4 +35,4 @@ def drawn_lens(
 
 def attached(stepper: Stepper, layers: Sequence[int], rank: int | None = None, **options: float) -> str:
     """The digest of a ``drawn_lens`` that is attached to ``stepper``."""
-    return attach(stepper, drawn_lens(stepper, layers, rank, **options), FINGERPRINT)
+    return attach_lens(stepper, drawn_lens(stepper, layers, rank, **options), FINGERPRINT)

@@ -156,7 +156,7 @@ def _read(stepper: Stepper, plan: Plan, name: str, windows: Iterable[TokenSequen
     stream = limited(windows, plan.tokens)
     digest, place = hashlib.sha256(), state.places.get(name, Place())
     for window in islice(stream, place.windows):
-        digest.update(_bytes(window))
+        digest.update(bytes_of(window))
     if digest.hexdigest() != place.digest:
         raise BadCheckpoint(
             f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
@@ -165,14 +165,14 @@ def _read(stepper: Stepper, plan: Plan, name: str, windows: Iterable[TokenSequen
     first = plan.probes[0] if plan.probes else None
     for batch in batched(stream, plan.tokens_per_batch):
         for window in batch:
-            digest.update(_bytes(window))
+            digest.update(bytes_of(window))
         trace = trace_batch(stepper, batch)
         place = Place(place.windows + len(batch), place.tokens + len(trace), digest.hexdigest())
         state = _State(state.statistics + statistics_of(trace, plan.bins, first), {**state.places, name: place})
         yield state
 
 
-def _bytes(window: TokenSequence) -> bytes:
+def bytes_of(window: TokenSequence) -> bytes:
     """What a window is: its length before its tokens, so that no two cuts of one text look the same."""
     return np.array([len(window.tokens), window.adaptive_from, *window.tokens], dtype="<i8").tobytes()
 

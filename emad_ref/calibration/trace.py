@@ -337,6 +337,25 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     )
 
 
+def states_after(stepper: Stepper, batch: Sequence[TokenSequence]) -> Iterator[Tensor]:
+    """States [tokens, D] of all decided positions of ``batch``, in order, after layers 1 … L, from one forward."""
+    run, place = shared_inputs(batch)
+    tokens, lengths = padded(run)
+    cache = opened(stepper, [sequence.source for sequence in run], tokens.shape[1])
+    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
+    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
+    row = np.repeat(place, [len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
+    chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, positions_of(batch)))
+    for layer in range(1, stepper.layers + 1):
+        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+        yield hidden[chosen]
+
+
+def positions_of(batch: Sequence[TokenSequence]) -> Ints:
+    """int64 [tokens] of all decided positions."""
+    return np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
+
+
 @torch.inference_mode()
 def trace_batch(
     stepper: Stepper,
@@ -354,16 +373,8 @@ def trace_batch(
     Raises:
         NotFinite: a layer's logits hold NaN.
     """
-    run, place = shared_inputs(batch)
-    tokens, lengths = padded(run)
-    cache = opened(stepper, [sequence.source for sequence in run], tokens.shape[1])
-    frame = stepper.frame(np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape), cache, lengths=lengths)
-    hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
     counts = np.array([len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
-    row = np.repeat(place, counts)
-    position = np.concatenate([np.arange(s.adaptive_from, len(s.tokens) - 1) for s in batch])
     following = np.concatenate([s.tokens[s.adaptive_from + 1 :] for s in batch])
-    chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, position))
     target = torch.from_numpy(following).to(stepper.device)
     columns: dict[str, list[NDArray[Any]]] = {name: [] for name in (*COLUMNS, *LAYERWISE)}
     estimates = {
@@ -371,9 +382,7 @@ def trace_batch(
     }
     remembered: dict[int, Tensor] = {}
     compared, tuned = layers_of(rules), lens_named(stepper, lens)
-    for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
-        states = hidden[chosen]
+    for layer, states in enumerate(states_after(stepper, batch), start=1):
         if layer in compared:
             remembered[layer] = states
         logits = stepper.logits(states if tuned is None else tuned(states, layer))
@@ -388,9 +397,9 @@ def trace_batch(
             observe(layer, states, read[ENTROPY.name])
     trace = Trace(
         **_columns({name: np.stack(column, axis=1) for name, column in columns.items()}),
-        token=tokens[row, position],
+        token=np.concatenate([s.tokens[s.adaptive_from : -1] for s in batch]),
         target=following,
-        position=position,
+        position=positions_of(batch),
         starts=np.concatenate([[0], np.cumsum(counts)]),
         prompts=np.array([s.adaptive_from for s in batch]),
         estimates=estimates,

@@ -1,4 +1,4 @@
-"""``emad``: train, calibrate, merge, judge, sweep, generate, serve, report, verify, compare, world.
+"""``emad``: train, calibrate, merge, lens, judge, sweep, generate, serve, report, verify, compare, world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` 2.
 """
@@ -21,6 +21,7 @@ from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
+from emad_ref.cli.tuning import lens, lens_arguments
 from emad_ref.cli.verifying import verify, verify_arguments
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
@@ -32,6 +33,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (train, train_arguments),
     (calibrate, calibrate_arguments),
     (merge, merge_arguments),
+    (lens, lens_arguments),
     (judge, judge_arguments),
     (sweep, sweep_arguments),
     (generate, generate_arguments),
@@ -48,6 +50,9 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "tokens": (-MOST, MOST),
     "documents": (-MOST, MOST),
     "margin": (-MOST_NATS, MOST_NATS),
+    "threshold": (-MOST_NATS, MOST_NATS),
+    "steps": (-MOST, MOST),
+    "held_out": (-MOST, MOST),
     "temperature": (-1000, 1000),
 }
 

@@ -36,7 +36,11 @@ if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
 FORMATS = ("auto", "text", "jsonl")
 WHEN = ("auto", "always", "never")
 THRESHOLD_BITS = 1.0
-ONLY_WITH = {"margin": "profile", "threshold": "small_model", "window": "small_model", "least_run": "small_model"}
+ONLY_WITH = {"margin": "profile", "entropy": "lens", "threshold": "small_model", "window": "small_model", "least_run": "small_model"}
+
+if TYPE_CHECKING:
+    from emad_ref.models.stepper import Stepper
+    from emad_ref.point import OperatingPoint
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -91,6 +95,8 @@ def _point(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
         profile = load_profile(args.profile)
         profile.require(loaded.fingerprint, str(stepper.dtype).removeprefix("torch."))
         return profile.point(args.margin or 0.0)
+    if args.lens is not None:
+        return _lensed(args, loaded)
     if args.confidence is not None:
         return early_exit("softmax_response", stepper.layers, stepper.vocabulary, 1, args.confidence)
     return full_depth(stepper.layers)
@@ -129,6 +135,26 @@ def _summary(shown: list[Piece], pair: tuple[str, str] | None, by_token: bool) -
     yield f"{count}, {models.count(pair[1])} of them by {pair[1]}"
 
 
+def _lensed(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
+    """Free depth with exact K/V: a token leaves at the first layer whose entropy, read by the lens, is low enough.
+
+    Raises:
+        BadArgument: no threshold beside the lens; a lens of another model.
+    """
+    from emad_ref.calibration.lens_file import load_lens
+    from emad_ref.point import OperatingPoint
+    from emad_ref.readout.tuned import attach_lens
+
+    if args.entropy is None:
+        raise BadArgument("entropy", None, "nats of entropy beside --lens, read by the lens")
+    lens = load_lens(args.lens).lens
+    probes, layers = tuple(lens.translators), loaded.stepper.layers
+    return OperatingPoint(
+        f"tuned lens ≤ {args.entropy:g} nats", "fixed_entropy", layers, layers, probes,
+        ((args.entropy,) * len(probes),), "free_eager", lens=attach_lens(loaded.stepper, lens, loaded.fingerprint),
+    )  # fmt: skip
+
+
 def world(args: argparse.Namespace) -> None:
     """Print documents of a corpus."""
     from emad_ref.text.sources import documents_of
@@ -145,10 +171,13 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
                       help="exit by EMAD: a profile written by emad calibrate; without a rule, full depth")  # fmt: skip
     rule.add_argument("--confidence", type=float, metavar="P",
                       help="exit early as CALM does, once the top-1 probability is at least P")  # fmt: skip
+    rule.add_argument("--lens", type=Path, metavar="FILE",
+                      help="exit by entropy as a tuned lens reads it, written by emad lens")  # fmt: skip
     rule.add_argument("--small-model", metavar="MODEL", help="take turns with this one by entropy (EAD)")
     sub.add_argument(
         "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
     )
+    sub.add_argument("--entropy", type=float, metavar="NATS", help="with --lens: at which a token may leave")
     sub.add_argument("--threshold", type=float, metavar="BITS",
                      help=f"with --small-model: what calls the large one; {THRESHOLD_BITS:g} by default")  # fmt: skip
     sub.add_argument("--window", type=int, metavar="TOKENS", help="with --small-model: of that mean; 5 by default")
@@ -167,6 +196,7 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
         'emad generate emad-tiny "Ben has 4 pens." --profile profile.json --margin 0.2 --tokens 24',
         'emad generate emad-t5-tiny "question: where is Mia? context: Mia is in the barn." --confidence 0.9',
         'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
+        'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
         'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
         'emad generate emad-tiny "Ben has" --color always --format text | less -R',
     )

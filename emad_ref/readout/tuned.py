@@ -150,7 +150,7 @@ class TunedLens:
 _ATTACHED: WeakKeyDictionary[Stepper, dict[str, TunedLens]] = WeakKeyDictionary()
 
 
-def attach(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
+def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     """Let points with this lens be read on ``stepper``, as long as it lives; returns what such points name it by.
 
     ``fingerprint``: of the model that ``stepper`` walks (``Loaded.fingerprint``).

@@ -471,6 +471,7 @@ class Server {
         support(asked.size("point/bins/features") == 0, "bins: this decoder has one threshold per probe");
         support(!asked.flag("point/interpolate", false), "interpolation: this decoder leaves at probes alone");
         support(!asked.has("point/confidence") && !asked.has("point/decay"), "parameters of other signals");
+        support(!asked.has("point/lens"), "a tuned lens: this decoder reads by the model's own head");
         const string folder = asked.text("model/folder"), key = folder + "\n" + asked.text("model/fingerprint");
         if (!models_.count(key)) models_[key] = load(folder);
         Decoder made{models_[key], asked.whole("point/layers"), asked.whole("point/ceiling"), asked.whole("max_rows"),

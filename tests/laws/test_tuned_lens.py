@@ -18,7 +18,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
-from emad_ref.readout.tuned import Translator, TunedLens, attach, lens_named
+from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
 from emad_ref.readout.watch import watch_of
 from emad_ref.record import DECODE, READOUTS, Ints, Work
 from emad_ref.replay import decode_flops, decode_work, derived_work, replay
@@ -254,7 +254,7 @@ def test_layers_without_a_translator_are_read_by_the_models_own_head() -> None:
 def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
     stepper = CausalStepper(small_model("gpt_neox"))
     lens = drawn_lens(stepper, BELOW)
-    name = attach(stepper, lens, FINGERPRINT)
+    name = attach_lens(stepper, lens, FINGERPRINT)
     assert name == lens.digest
     assert lens_named(stepper, name) is not None
     assert lens_named(stepper, None) is None

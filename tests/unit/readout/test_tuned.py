@@ -14,7 +14,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.readout.tuned import Translator, TunedLens, attach, lens_named
+from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
 from emad_ref.replay import replay
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
@@ -38,10 +38,10 @@ def stepper():
 )
 def test_a_lens_of_another_model_is_one_clear_error(stepper, change, said):
     with pytest.raises(BadArgument, match=said):
-        attach(stepper, replace(drawn_lens(stepper, (2, 4)), **change), FINGERPRINT)
+        attach_lens(stepper, replace(drawn_lens(stepper, (2, 4)), **change), FINGERPRINT)
     wider = TunedLens(FINGERPRINT, "float64", LAYERS, {2: Translator((torch.zeros(8, 8),), torch.zeros(8))})
     with pytest.raises(BadArgument, match=r"^lens\.width=8, but expected 32 of this model"):
-        attach(stepper, wider, FINGERPRINT)
+        attach_lens(stepper, wider, FINGERPRINT)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
     for read in (lambda p: WalkedDecoder(stepper, p), lambda p: take_trace(stepper, TEXT, lens=p.lens)):
         with pytest.raises(BadArgument, match=r"^point\.lens='0123456789ab', .* attached to this model \(none is\)"):
             read(replace(POINT, lens="0123456789abcdef"))
-    name = attach(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
+    name = attach_lens(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
     with pytest.raises(BadArgument, match=name[:12]):
         lens_named(stepper, "feed")
     with pytest.raises(BadArgument, match=r"^point\.lens='feed'"):
@@ -88,13 +88,13 @@ def test_a_point_whose_lens_is_not_attached_cannot_be_read(stepper):
 
 
 def test_a_probe_without_a_translator_is_refused(stepper):
-    name = attach(stepper, drawn_lens(stepper, (2,)), FINGERPRINT)
+    name = attach_lens(stepper, drawn_lens(stepper, (2,)), FINGERPRINT)
     with pytest.raises(BadArgument, match=r"^point\.probes=\[4\], but expected layers that its lens translates \(2\)"):
         WalkedDecoder(stepper, replace(POINT, lens=name))
 
 
 def test_a_trace_decides_points_of_its_own_lens_alone(stepper):
-    name = attach(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
+    name = attach_lens(stepper, drawn_lens(stepper, (2, 4)), FINGERPRINT)
     raw, tuned = take_trace(stepper, TEXT), take_trace(stepper, TEXT, lens=name)
     with pytest.raises(BadArgument, match=r"^point\.lens=None, .* the lens of this trace"):
         replay(tuned, POINT)

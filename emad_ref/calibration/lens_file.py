@@ -1,0 +1,127 @@
+"""A fitted tuned lens in a file: safetensors, with what it was fitted on and how well, as JSON in its metadata.
+
+    4.bias [D]   4.full [D, D]                of layer 4, or
+    4.bias [D]   4.up [D, r]   4.down [D, r]  of a low rank, A = up·downᵀ
+
+What a file holds is judged before anything is made of it: whatever is wrong with it is one BadLens. That it belongs to
+the model at hand is asked where it is attached (``readout.tuned``).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import parsed_json, read_bytes, writing
+from emad_ref.readout.tuned import Translator, TunedLens
+
+SCHEMA = 1
+KEY = "emad"  # of the metadata, whose values are texts
+FULL, LOW = ("full",), ("up", "down")  # names of a translator's factors
+
+
+class BadLens(EmadError):
+    """A file that is not a tuned lens as ``save_lens`` wrote it."""
+
+
+@dataclass(frozen=True, eq=False)
+class FittedLens:
+    """``lens``; ``plan``: what it was fitted on and how, as ``LensPlan.to_json`` gives it, for the record.
+
+    ``raw_nats``, ``tuned_nats``: layer → mean KL(final ‖ readout) on ``tokens`` positions of documents that were held
+    out, of the model's own head and of the lens.
+    """
+
+    lens: TunedLens
+    plan: dict[str, Any]
+    raw_nats: Mapping[int, float]
+    tuned_nats: Mapping[int, float]
+    tokens: int
+
+
+def save_lens(path: Path, fitted: FittedLens) -> None:
+    """Write; the file is complete or as it was. Raises BadFile."""
+    lens, tensors = fitted.lens, {}
+    for layer, translator in lens.translators.items():
+        names = FULL if translator.rank is None else LOW
+        for name, tensor in zip((*names, "bias"), (*translator.factors, translator.bias), strict=True):
+            tensors[f"{layer}.{name}"] = tensor.detach().cpu().contiguous()
+    about = {
+        "schema": SCHEMA,
+        "fingerprint": lens.fingerprint,
+        "dtype": lens.dtype,
+        "layers": lens.layers,
+        "translated": list(lens.translators),
+        "raw_nats": list(fitted.raw_nats.values()),
+        "tuned_nats": list(fitted.tuned_nats.values()),
+        "tokens": fitted.tokens,
+        "plan": fitted.plan,
+    }
+    with writing(path, "lens") as file:
+        file.write(safetensors.torch.save(tensors, metadata={KEY: json.dumps(about)}))
+
+
+def load_lens(path: Path | str) -> FittedLens:
+    """What ``save_lens`` wrote.
+
+    Raises:
+        BadFile: it cannot be read.
+        BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
+    """
+    data = read_bytes(path, "lens")
+    try:
+        return _fitted(_about(data), safetensors.torch.load(data))
+    except BadArgument as error:  # translators that make no lens
+        raise BadLens(f"lens={str(path)!r}: {error}; fit it again") from error
+    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
+        raise BadLens(
+            f"lens={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
+            "`emad lens` wrote; fit it again"
+        ) from error
+
+
+def _about(data: bytes) -> dict[str, Any]:
+    """The metadata of a safetensors file: eight bytes of length, then a JSON header."""
+    header = parsed_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about: dict[str, Any] = parsed_json(header["__metadata__"][KEY])
+    if about["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {about['schema']!r}, not {SCHEMA}")
+    return about
+
+
+def _fitted(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> FittedLens:
+    translated, nats = about["translated"], {name: about[name] for name in ("raw_nats", "tuned_nats")}
+    texts = all(isinstance(about[name], str) and about[name] for name in ("fingerprint", "dtype"))
+    counts = all(type(n) is int and n >= 1 for n in (about["layers"], about["tokens"], *translated))
+    if not texts or not counts or not isinstance(about["plan"], dict):
+        raise ValueError("its metadata holds values of other types")
+    if any(len(values) != len(translated) or not all(map(_is_divergence, values)) for values in nats.values()):
+        raise ValueError("its divergences are not one finite number ≥ 0 per layer")
+    names = FULL if f"{translated[0]}.{FULL[0]}" in tensors else LOW
+    expected = {f"{layer}.{name}" for layer in translated for name in (*names, "bias")}
+    if set(tensors) != expected:
+        raise ValueError(f"tensors {sorted(set(tensors) ^ expected)[:4]} are missing or unknown")
+    if not all(
+        tensor.dtype in (torch.float32, torch.float64) and tensor.isfinite().all() for tensor in tensors.values()
+    ):
+        raise ValueError("some of its numbers are not finite, or of another type")
+    translators = {
+        layer: Translator(tuple(tensors[f"{layer}.{name}"] for name in names), tensors[f"{layer}.bias"])
+        for layer in translated
+    }
+    lens = TunedLens(about["fingerprint"], about["dtype"], about["layers"], translators)
+    raw, tuned = (dict(zip(translated, values, strict=True)) for values in nats.values())
+    return FittedLens(lens, about["plan"], raw, tuned, about["tokens"])
+
+
+def _is_divergence(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value) and value >= 0

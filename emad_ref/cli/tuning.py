@@ -1,0 +1,74 @@
+"""``emad lens``: a tuned lens of a model, fitted on a corpus."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from emad_ref.cli.texts import CORPUS, stepper_of, windows_of
+from emad_ref.errors import BadArgument
+from emad_ref.files import remove, require_writable
+
+FULL = "full"
+
+
+def lens(args: argparse.Namespace) -> None:
+    """Fit a tuned lens: a translator per layer, so that a readout there says what the model says at its end."""
+    from emad_ref.calibration.lens_file import save_lens
+    from emad_ref.calibration.trace import window_of
+    from emad_ref.calibration.tuning import LensPlan, fit_lens
+    from emad_ref.models.loading import load
+
+    require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
+    rank = rank_of(args.rank)
+    loaded = load(args.model)
+    stepper = stepper_of(loaded)
+    plan = LensPlan(
+        model=loaded.name,
+        fingerprint=loaded.fingerprint,
+        dtype=str(stepper.dtype).removeprefix("torch."),
+        corpus=args.corpus,
+        window=window_of(stepper.max_positions),
+        layers=tuple(args.layers or range(1, stepper.layers)),
+        rank=rank,
+        steps=args.steps,
+        rate=args.rate,
+        held_out_tokens=args.held_out,
+        seed=args.seed,
+    )
+    read = partial(windows_of, loaded, stepper, args.corpus, "calibrate", data=args.data, limit=args.documents)
+    read()  # a misspelled corpus is refused before anything is written
+    checkpoint = args.out.with_name(args.out.name + ".checkpoint")
+    label = f"{args.model}: {args.corpus}"
+    fitted = fit_lens(stepper, plan, read, checkpoint=checkpoint, resume=args.resume, progress=label)
+    save_lens(args.out, fitted)
+    remove(checkpoint, "checkpoint")  # only now: until the lens is kept, it is all there is
+    for layer in plan.layers:
+        raw, tuned = fitted.raw_nats[layer], fitted.tuned_nats[layer]
+        print(f"layer {layer:3d}  KL to the final distribution {tuned:7.4f} nats, of the model's own head {raw:7.4f}")
+    print(f"{fitted.tokens} held-out tokens; lens {fitted.lens.digest[:12]} written to {args.out}")
+
+
+def rank_of(text: str) -> int | None:
+    """Raises BadArgument for anything but ``full`` and a whole number."""
+    if text == FULL:
+        return None
+    if not text.isdecimal():
+        raise BadArgument("rank", text, f"{FULL}, or a rank ≥ 1")
+    return int(text)
+
+
+def lens_arguments(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("model")
+    sub.add_argument("out", type=Path, help="a .safetensors file")
+    sub.add_argument("--corpus", default=CORPUS)
+    sub.add_argument("--data", type=Path)
+    sub.add_argument("--documents", type=int, help="windows to read of the corpus, again and again; all by default")
+    sub.add_argument("--layers", type=int, nargs="+", help="to translate; all below the last by default")
+    sub.add_argument("--rank", default=FULL, help=f"of the translators: {FULL} or a number")
+    sub.add_argument("--steps", type=int, default=800, help="of 512 tokens")
+    sub.add_argument("--rate", type=float, default=2e-3, help="of Adam")
+    sub.add_argument("--held-out", type=int, default=20_000, metavar="TOKENS", help="to measure on, of a fifth of it")
+    sub.add_argument("--seed", type=int, default=0, help="of low ranks, and of what is held out")
+    sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")

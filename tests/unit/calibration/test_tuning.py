@@ -1,0 +1,341 @@
+"""Fitting a tuned lens: what it learns, that nothing held out is fitted on, that an interrupted run loses nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration import tuning
+from emad_ref.calibration.lens_file import BadLens, load_lens, save_lens
+from emad_ref.calibration.resume import BadCheckpoint
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, states_after, take_trace
+from emad_ref.calibration.tuning import LensPlan, divergence_nats, fit_lens
+from emad_ref.errors import BadArgument
+from emad_ref.files import BadFile
+from emad_ref.models.causal import CausalStepper
+from emad_ref.readout.tuned import attach_lens
+from emad_ref.signals import SIGNALS
+from tests.small import LAYERS, VOCABULARY, small_model
+
+PLAN = LensPlan(
+    model="small", fingerprint="f00d", dtype="float64", corpus="numbers", window=20, layers=(2, 4), rank=None,
+    steps=9, tokens_per_step=40, rate=0.02, held_out=0.3, held_out_tokens=120, seed=3,
+)  # fmt: skip
+LEARNING = replace(PLAN, steps=150, tokens_per_step=120)
+
+
+@pytest.fixture(scope="module")
+def stepper():
+    return CausalStepper(small_model("gpt_neox"))
+
+
+def text(documents, seed=0):
+    """A function that yields the same documents of 3–20 tokens at every call."""
+
+    def read():
+        rng = np.random.default_rng(seed)
+        for number in range(documents):
+            yield TokenSequence(rng.integers(0, VOCABULARY, rng.integers(3, 21)), document=number)
+
+    return read
+
+
+TEXT = text(40)
+
+
+def numbers(fitted):
+    """Everything a fit found, bit by bit."""
+    return fitted.lens.digest, fitted.raw_nats, fitted.tuned_nats, fitted.tokens
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(stepper):
+    return fit_lens(stepper, PLAN, TEXT)
+
+
+# ---------------------------------------------------------------- what it learns
+
+
+@pytest.mark.parametrize("rank", [None, 8])
+def test_what_it_says_on_held_out_text_comes_nearer_to_the_end(stepper, rank):
+    fitted = fit_lens(stepper, replace(LEARNING, rank=rank), text(400))
+    for layer in PLAN.layers:
+        assert fitted.tuned_nats[layer] < 0.8 * fitted.raw_nats[layer]
+
+
+@torch.inference_mode()
+def test_the_divergences_are_those_of_a_trace_of_the_held_out_text(stepper, uninterrupted):
+    """−log q(next) averaged over p: the NLL that the final distribution itself expects, less its entropy."""
+    held = [window for window in TEXT() if PLAN.holds_out(window.document)]
+    states = list(states_after(stepper, held))
+    final = torch.log_softmax(stepper.logits(states[-1]), dim=-1)[: uninterrupted.tokens]
+    entropy = SIGNALS["entropy_nats"].of(final)
+    for layer in PLAN.layers:
+        seen = {"raw": states[layer - 1], "tuned": uninterrupted.lens(states[layer - 1], layer)}
+        for name, hidden in seen.items():
+            log_q = torch.log_softmax(stepper.logits(hidden), dim=-1)[: uninterrupted.tokens]
+            expected = float((-(final.exp() * log_q).sum(-1) - entropy).mean())
+            assert getattr(uninterrupted, f"{name}_nats")[layer] == pytest.approx(expected, rel=1e-9)
+    assert uninterrupted.tokens == 120
+
+
+def test_nothing_is_fitted_on_what_is_held_out(stepper, uninterrupted):
+    """Other tokens in held-out documents: the same lens, other divergences."""
+
+    def other():
+        for window in TEXT():
+            yield replace(window, tokens=window.tokens[::-1].copy()) if PLAN.holds_out(window.document) else window
+
+    changed = fit_lens(stepper, PLAN, other)
+    assert changed.lens.digest == uninterrupted.lens.digest
+    assert changed.tuned_nats != uninterrupted.tuned_nats
+    held = [PLAN.holds_out(number) for number in range(1000)]
+    assert 250 < sum(held) < 350
+    assert held != [replace(PLAN, seed=4).holds_out(number) for number in range(1000)]
+
+
+def test_seeds_are_arguments(stepper):
+    low = replace(PLAN, rank=4, steps=2)
+    torch.manual_seed(1)
+    first = fit_lens(stepper, low, TEXT)
+    torch.manual_seed(2)
+    assert numbers(fit_lens(stepper, low, TEXT)) == numbers(first)
+    assert fit_lens(stepper, replace(low, seed=4), TEXT).lens.digest != first.lens.digest
+
+
+def test_the_model_learns_nothing(stepper):
+    before = [parameter.clone() for parameter in stepper.model.parameters()]
+    fit_lens(stepper, replace(PLAN, steps=2), TEXT)
+    assert all(torch.equal(a, b) for a, b in zip(before, stepper.model.parameters(), strict=True))
+    assert all(parameter.grad is None for parameter in stepper.model.parameters())
+
+
+def test_kl_is_never_negative_and_nothing_is_missed_where_nothing_is():
+    final = torch.log_softmax(torch.tensor([[1.0, -torch.inf, 0.0], [2.0, 1.0, 0.0]]), dim=-1)
+    found = divergence_nats(final, torch.tensor([[1.0, 3.0, 0.0], [2.0, 1.0, 0.0]]))
+    wide = np.exp([1, 3, 0]).sum() / np.exp([1, 0]).sum()
+    assert found.tolist() == pytest.approx([np.log(wide), 0.0], abs=1e-6)
+    alike = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
+    same = divergence_nats(torch.log_softmax(alike, dim=-1), alike + 3.0)
+    assert 0.0 <= float(same.min()) <= float(same.max()) < 1e-6
+
+
+# ---------------------------------------------------------------- in a stream, in parts
+
+
+class PowerCut(Exception):
+    """Nobody catches it."""
+
+
+@pytest.fixture
+def batches(monkeypatch):
+    """Counts batches that the model runs, and breaks at a given one."""
+
+    def set_up(breaks_at=None):
+        seen = []
+
+        def counted(stepper, batch):
+            if len(seen) == breaks_at:
+                raise PowerCut
+            seen.append([window.tokens.tolist() for window in batch])
+            return states_after(stepper, batch)
+
+        monkeypatch.setattr(tuning, "states_after", counted)
+        return seen
+
+    return set_up
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+@pytest.mark.parametrize("breaks_at", [0, 1, 5, 9, 10])
+def test_a_resumed_fit_ends_with_the_same_bits_and_repeats_no_finished_batch(
+    stepper, batches, tmp_path, breaks_at, rank
+):
+    plan, whole = replace(PLAN, rank=rank), batches()
+    uninterrupted = fit_lens(stepper, plan, TEXT)
+    assert len(whole) > 11, "some of it after the fit, on held-out text"
+    before = batches(breaks_at)
+    checkpoint = tmp_path / "new folder" / "l.checkpoint"
+    with pytest.raises(PowerCut):
+        fit_lens(stepper, plan, TEXT, checkpoint=checkpoint, every=1)
+    after = batches()
+    resumed = fit_lens(stepper, plan, TEXT, checkpoint=checkpoint, resume=True, every=1)
+    assert before + after == whole
+    assert numbers(resumed) == numbers(uninterrupted)
+
+
+def test_an_interruption_costs_at_most_one_interval(stepper, uninterrupted, batches, tmp_path):
+    batches(breaks_at=7)
+    with pytest.raises(PowerCut):
+        fit_lens(stepper, PLAN, TEXT, checkpoint=tmp_path / "c", every=3)
+    after = batches()
+    assert numbers(fit_lens(stepper, PLAN, TEXT, checkpoint=tmp_path / "c", every=3, resume=True)) == numbers(
+        uninterrupted
+    )
+    whole = batches()
+    fit_lens(stepper, PLAN, TEXT)
+    assert after == whole[6:]
+
+
+def test_killed_for_good_and_resumed_it_is_the_same(stepper, uninterrupted, tmp_path):
+    """SIGKILL in another process, which gets no chance to tidy up."""
+    program = """
+        import os, signal, sys
+        from pathlib import Path
+        from emad_ref.calibration import tuning
+        from tests.unit.calibration.test_tuning import PLAN, TEXT, CausalStepper, small_model
+        keep, calls = tuning._keep, []
+        def killed(*args):
+            keep(*args)
+            calls.append(args)
+            if len(calls) == 4:
+                os.kill(os.getpid(), signal.SIGKILL)
+        tuning._keep = killed
+        tuning.fit_lens(CausalStepper(small_model("gpt_neox")), PLAN, TEXT, checkpoint=Path(sys.argv[1]), every=1)
+    """
+    checkpoint = tmp_path / "c"
+    path = os.pathsep.join(part for part in sys.path if part)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), str(checkpoint)], env=os.environ | {"PYTHONPATH": path}
+    )
+    assert done.returncode == -signal.SIGKILL
+    resumed = fit_lens(stepper, PLAN, TEXT, checkpoint=checkpoint, resume=True)
+    assert resumed.tuned_nats == pytest.approx(uninterrupted.tuned_nats, rel=1e-12)  # another process, other threads
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"rate": 0.01}, "has rate=0.02, but expected 0.01 as in this run"),
+        ({"rank": 4}, "has rank=None, but expected 4"),
+        ({"seed": 4}, "has seed=3, but expected 4"),
+        ({"fingerprint": "beef"}, "has fingerprint='f00d'"),
+    ],
+)
+def test_a_checkpoint_of_another_plan_is_refused_by_field(stepper, batches, tmp_path, change, said):
+    batches(breaks_at=3)
+    with pytest.raises(PowerCut):
+        fit_lens(stepper, PLAN, TEXT, checkpoint=tmp_path / "c", every=1)
+    batches()
+    with pytest.raises(BadCheckpoint, match=said):
+        fit_lens(stepper, replace(PLAN, **change), TEXT, checkpoint=tmp_path / "c", resume=True)
+    with pytest.raises(BadCheckpoint, match="pass resume"):
+        fit_lens(stepper, PLAN, TEXT, checkpoint=tmp_path / "c")
+    with pytest.raises(BadCheckpoint, match="another text than at the checkpoint"):
+        fit_lens(stepper, PLAN, text(40, seed=9), checkpoint=tmp_path / "c", resume=True)
+
+
+@pytest.mark.parametrize("damage", [b"", b"nothing", None])
+def test_a_damaged_checkpoint_is_one_clear_error(stepper, batches, tmp_path, damage):
+    batches(breaks_at=3)
+    path = tmp_path / "c"
+    with pytest.raises(PowerCut):
+        fit_lens(stepper, PLAN, TEXT, checkpoint=path, every=1)
+    path.write_bytes(path.read_bytes()[:1000] if damage is None else damage)
+    with pytest.raises(BadCheckpoint, match=r"cannot be read .* delete it to start anew"):
+        fit_lens(stepper, PLAN, TEXT, checkpoint=path, resume=True)
+
+
+def test_memory_does_not_grow_with_the_text(stepper):
+    """Ten times the text in the stream; what stays is the same. Tensors are not counted, windows are.
+
+    The first of three runs is for what is made once; 1,800 windows that stayed would take more than 700 kB.
+    """
+    used = []
+    for documents in (20, 200, 2000):
+        plan = replace(PLAN, steps=8, held_out_tokens=10**6)
+        gc.collect()
+        tracemalloc.start()
+        fit_lens(stepper, plan, text(documents))
+        used.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert used[2] < used[1] + 150_000, used
+
+
+# ---------------------------------------------------------------- what it refuses
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"layers": (2, LAYERS)}, r"^layers=\(2, 6\), but expected layers in 1–5 of this model"),
+        ({"rank": 33}, r"^rank=33, but expected a rank of at most 32, the width"),
+    ],
+)
+def test_a_plan_that_does_not_fit_the_model_is_refused(stepper, change, said):
+    with pytest.raises(BadArgument, match=said):
+        fit_lens(stepper, replace(PLAN, **change), TEXT)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"rank": 0}, "rank"),
+        ({"layers": ()}, "layers"),
+        ({"layers": (4, 2)}, "layers"),
+        ({"rate": 0.0}, "rate"),
+        ({"rate": float("nan")}, "rate"),
+        ({"held_out": 1.0}, "held_out"),
+        ({"held_out_tokens": 0}, "held_out_tokens"),
+    ],
+)
+def test_a_plan_that_means_nothing_is_refused_by_name(change, named):
+    with pytest.raises(BadArgument, match=f"^{named}="):
+        replace(PLAN, **change)
+
+
+def test_text_that_is_all_held_out_or_none_is_too_little(stepper):
+    held = next(number for number in range(99) if PLAN.holds_out(number))
+    fitted = next(number for number in range(99) if not PLAN.holds_out(number))
+    for number, said in ((held, "no window to fit on"), (fitted, "no document to hold out")):
+        with pytest.raises(EmptyCorpus, match=said):
+            fit_lens(stepper, PLAN, lambda number=number: [TokenSequence(np.arange(9), document=number)])
+
+
+# ---------------------------------------------------------------- the file
+
+
+@pytest.mark.parametrize("rank", [None, 4])
+def test_a_saved_lens_comes_back_the_same(stepper, tmp_path, rank):
+    fitted = fit_lens(stepper, replace(PLAN, rank=rank, steps=2), TEXT)
+    save_lens(tmp_path / "l.safetensors", fitted)
+    back = load_lens(tmp_path / "l.safetensors")
+    assert numbers(back) == numbers(fitted)
+    assert (back.plan["rank"], back.plan["model"], back.lens.rank) == (rank, "small", rank)
+    name = attach_lens(stepper, back.lens, "f00d")
+    assert take_trace(stepper, [TokenSequence(np.arange(9))], lens=name).lens == fitted.lens.digest
+
+
+def test_a_damaged_file_is_one_clear_error(stepper, uninterrupted, tmp_path):
+    path = tmp_path / "l.safetensors"
+    save_lens(path, uninterrupted)
+    whole = path.read_bytes()
+    for damaged in (
+        b"",
+        b"{}",
+        whole[:-1],
+        whole[:200],
+        whole.replace(b'\\"schema\\": 1', b'\\"schema\\": 2'),
+        whole.replace(b'\\"layers\\": 6', b'\\"layers\\": 3'),
+        whole.replace(b'\\"tokens\\": 120', b'\\"tokens\\": -20'),
+        whole.replace(b'"4.bias"', b'"5.bias"'),
+        whole[:-8] + np.array([np.nan]).tobytes(),
+    ):
+        assert damaged != whole
+        path.write_bytes(damaged)
+        with pytest.raises(BadLens, match="fit it again"):
+            load_lens(path)
+    with pytest.raises(BadFile):
+        load_lens(Path(tmp_path / "none"))

@@ -1,0 +1,136 @@
+"""``emad lens`` and ``emad generate --lens``: what they print and write, and what they refuse."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from emad_ref import cli
+from emad_ref.calibration import tuning
+from emad_ref.calibration.lens_file import load_lens
+from emad_ref.models import loading
+from emad_ref.models.causal import CausalStepper
+from tests.small import LAYERS, VOCABULARY, small_model
+
+
+class Letters:
+    """One token per character."""
+
+    def encode(self, text, *, add_special_tokens):
+        return [ord(letter) % VOCABULARY for letter in text]
+
+    def decode(self, ids):
+        return "".join(f"<{i}>" for i in ids)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """``load`` that knows one small model; tests change its attributes."""
+    model = small_model("gpt_neox")
+    loaded = SimpleNamespace(
+        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, stepper=CausalStepper(model)
+    )
+    monkeypatch.setattr(loading, "load", lambda name: loaded)
+    return loaded
+
+
+OPTIONS = ("--steps", "4", "--held-out", "200")
+
+
+def fitted(out, *options):
+    return cli.main(["lens", "small", str(out), *OPTIONS, *options])
+
+
+def test_lens_writes_a_file_and_prints_every_layer(small, tmp_path, capsys):
+    out = tmp_path / "new" / "small.safetensors"
+    assert fitted(out, "--corpus", "world:mixed", "--rank", "3", "--seed", "5") == 0
+    found = load_lens(out)
+    assert (found.lens.fingerprint, found.lens.dtype, found.lens.rank, found.tokens) == ("f00d", "float64", 3, 200)
+    assert [found.plan[name] for name in ("corpus", "seed", "steps", "window")] == ["world:mixed", 5, 4, 128]
+    assert list(found.lens.translators) == list(range(1, LAYERS))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines[:-1]] == [str(layer) for layer in range(1, LAYERS)]
+    assert f"{found.tuned_nats[2]:7.4f} nats, of the model's own head {found.raw_nats[2]:7.4f}" in lines[1]
+    assert lines[-1] == f"200 held-out tokens; lens {found.lens.digest[:12]} written to {out}"
+    assert [path.name for path in out.parent.iterdir()] == [out.name], "no checkpoint is left"
+
+
+def test_lens_is_full_at_all_layers_by_default_and_at_some_if_asked(small, tmp_path):
+    assert fitted(tmp_path / "l", "--layers", "2", "4") == 0
+    lens = load_lens(tmp_path / "l").lens
+    assert (list(lens.translators), lens.rank) == ([2, 4], None)
+
+
+def test_an_interrupted_fit_is_resumed(small, tmp_path, capsys, monkeypatch):
+    out, judged = tmp_path / "l", tuning._judged
+
+    def cut(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tuning, "_judged", cut)
+    with pytest.raises(KeyboardInterrupt):
+        fitted(out)
+    monkeypatch.setattr(tuning, "_judged", judged)
+    assert fitted(out) == 1
+    assert "pass resume (--resume)" in capsys.readouterr().err
+    assert fitted(out, "--resume") == 0
+    assert fitted(tmp_path / "whole") == 0
+    assert load_lens(out).lens.digest == load_lens(tmp_path / "whole").lens.digest
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--rank", "some"), "rank='some', but expected full, or a rank ≥ 1"),
+        (("--rank", "99"), "rank=99, but expected a rank of at most 32"),
+        (("--rank", "0"), "rank=0, but expected a rank ≥ 1"),
+        (("--layers", "6"), "layers=(6,), but expected layers in 1–5"),
+        (("--layers", "4", "2"), "layers=(4, 2), but expected ascending layers"),
+        (("--steps", "0"), "steps=0, but expected a count ≥ 1"),
+        (("--rate", "0"), "rate=0.0, but expected a finite number > 0"),
+        (("--corpus", "nowhere"), "corpus='nowhere'"),
+        (("--seed", "-1"), "seed=-1"),
+    ],
+)
+def test_bad_input_is_one_line(small, tmp_path, capsys, options, said):
+    assert fitted(tmp_path / "l", *options) == 1
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert said in errors[-1]
+    assert not (tmp_path / "l").exists()
+
+
+def test_an_encoder_decoder_is_declined(small, tmp_path, capsys):
+    small.model.config.is_encoder_decoder = True
+    assert fitted(tmp_path / "l") == 1
+    assert "expected a decoder-only model" in capsys.readouterr().err
+
+
+def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
+    assert fitted(tmp_path / "l") == 0
+    capsys.readouterr()
+
+    def depths(threshold):
+        asked = ["--lens", str(tmp_path / "l"), "--threshold", threshold, "--tokens", "8"]
+        assert cli.main(["generate", "small", "hello", *asked]) == 0
+        return set(capsys.readouterr().out.split("depths: ")[1].split("  (")[0].split())
+
+    assert depths("0") == {str(LAYERS)}
+    assert depths("99") == {"1"}
+    small.fingerprint = "beef"
+    assert cli.main(["generate", "small", "hello", "--lens", str(tmp_path / "l"), "--threshold", "1"]) == 1
+    assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--threshold", "1"), "threshold=1.0, but expected --lens beside it"),
+        (("--lens", "l"), "threshold=None, but expected nats of entropy"),
+        (("--lens", "none", "--threshold", "1"), "lens='none'"),
+        (("--lens", "l", "--threshold", "nan"), "threshold=nan"),
+    ],
+)
+def test_generate_refuses_half_of_it(small, capsys, options, said):
+    assert cli.main(["generate", "small", "hello", *options]) == 1
+    assert said in capsys.readouterr().err
