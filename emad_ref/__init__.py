@@ -39,6 +39,7 @@ _HOMES = {
     "fit_lens": "emad_ref.calibration.tuning",
     "load_lens": "emad_ref.calibration.lens_file",
     "attach_lens": "emad_ref.readout.tuned",
+    "fit_gate": "emad_ref.calibration.gate",
     "Partner": "emad_ref.decoding.pair",
     "SwitchingRule": "emad_ref.decoding.switching",
     "switch": "emad_ref.decoding.switching",

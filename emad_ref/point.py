@@ -250,13 +250,16 @@ class OperatingPoint:
             estimated = " and ".join(name for name, signal in SIGNALS.items() if signal.estimated)
             expected = f"the full readout for {self.signal}"
             raise BadArgument("estimator", self.estimator.name, expected, f"estimators read {estimated}")
+        if SIGNALS[self.signal].learnt and (self.estimator.kind != "linear" or self.confidence is not None):
+            remedy = f"no readout shows {self.signal}; see calibration.gate"
+            raise BadArgument("estimator", self.estimator.name, "linear, without a confidence", remedy)
         if self.lens is not None:
             self._require_lens(self.lens)
         if self.decay is not None:
             self._require_decaying(*self.decay)
         if self.confidence is not None:
             self._require_confident(self.confidence)
-        elif not SIGNALS[self.signal].alone:
+        elif not SIGNALS[self.signal].alone and not SIGNALS[self.signal].learnt:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
 
     def _require_scheduled(self) -> None:

@@ -11,6 +11,8 @@ and nothing else.
     weighted_contrast  top-1 − top-2 of p_DCD, the amateur at ⌊ℓ/2⌋ (early-exit LLMs)
     jsd_contrast       the same, the amateur chosen by its divergence
     top2_gap           top-1 − top-2 of z_ℓ, before the softmax
+    divergence         √KL(p_L ‖ q_ℓ), q_ℓ what a token emits after ℓ: known at the end alone, so that what decides is
+                       what a linear probe expects of it (``calibration.gate``)
 
 ``from_logits`` is used by the lens trace and by the decode loop alike: replay equals decoding only if both compute the
 same number from the same logits. ``from_lens`` is written a second time, in float64 NumPy, for whoever doubts the
@@ -73,6 +75,7 @@ BELOW = Needs("the state of the layer below", least=2, compared=lambda minimum, 
 HALFWAY = Needs(
     "the readout after ⌊ℓ/2⌋", least=2, compared=lambda minimum, ceiling: {at // 2 for at in range(minimum, ceiling)}
 )
+LEARNT = Needs("a linear probe that was fitted to it")
 SINCE = Needs("the readouts since the minimum layer", delay=1)  # at that layer itself there is none to contrast with
 
 
@@ -105,6 +108,11 @@ class Signal:
     def alone(self) -> bool:
         """Whether one layer's readout decides it: every trace has it as a column."""
         return self.from_logits is not None
+
+    @property
+    def learnt(self) -> bool:
+        """Whether no readout shows it, only a linear probe that was fitted to it (``point.Estimator``)."""
+        return self.needs is LEARNT
 
     @property
     def contrasts(self) -> bool:
@@ -204,6 +212,7 @@ SIGNALS: dict[str, Signal] = {
         Signal("weighted_contrast", "rises", "of probability", HALFWAY, noise=4.0),
         Signal("jsd_contrast", "rises", "of probability", SINCE, noise=4.0, prunable=True),
         GAP,
+        Signal("divergence", "falls", "√nats", LEARNT, cost=None, estimated=True),
     )
 }
 LAYERWISE: dict[str, Signal] = {name: signal for name, signal in SIGNALS.items() if signal.alone}

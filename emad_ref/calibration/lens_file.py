@@ -2,6 +2,7 @@
 
     4.bias [D]   4.full [D, D]                of layer 4, or
     4.bias [D]   4.up [D, r]   4.down [D, r]  of a low rank, A = up·downᵀ
+    4.gate [E + 1]                            where a gate was fitted too: weights, and the intercept last
 
 What a file holds is judged before anything is made of it: whatever is wrong with it is one BadLens. That it belongs to
 the model at hand is asked where it is attached (``readout.tuned``).
@@ -22,11 +23,13 @@ from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import parsed_json, read_bytes, writing
+from emad_ref.point import Estimator
 from emad_ref.readout.tuned import Translator, TunedLens
 
 SCHEMA = 1
 KEY = "emad"  # of the metadata, whose values are texts
 FULL, LOW = ("full",), ("up", "down")  # names of a translator's factors
+GATE = "gate"
 
 
 class BadLens(EmadError):
@@ -39,6 +42,7 @@ class FittedLens:
 
     ``raw_nats``, ``tuned_nats``: layer → mean KL(final ‖ readout) on ``tokens`` positions of documents that were held
     out, of the model's own head and of the lens.
+    ``gate``: of all its layers, fitted on those documents (``calibration.gate``), or None.
     """
 
     lens: TunedLens
@@ -46,6 +50,7 @@ class FittedLens:
     raw_nats: Mapping[int, float]
     tuned_nats: Mapping[int, float]
     tokens: int
+    gate: Estimator | None = None
 
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
@@ -55,6 +60,9 @@ def save_lens(path: Path, fitted: FittedLens) -> None:
         names = FULL if translator.rank is None else LOW
         for name, tensor in zip((*names, "bias"), (*translator.factors, translator.bias), strict=True):
             tensors[f"{layer}.{name}"] = tensor.detach().cpu().contiguous()
+    if fitted.gate is not None:
+        for layer, weights in zip(lens.translators, fitted.gate.weights, strict=True):
+            tensors[f"{layer}.{GATE}"] = torch.tensor(weights, dtype=torch.float64)
     about = {
         "schema": SCHEMA,
         "fingerprint": lens.fingerprint,
@@ -107,7 +115,8 @@ def _fitted(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> FittedLens:
     if any(len(values) != len(translated) or not all(map(_is_divergence, values)) for values in nats.values()):
         raise ValueError("its divergences are not one finite number ≥ 0 per layer")
     names = FULL if f"{translated[0]}.{FULL[0]}" in tensors else LOW
-    expected = {f"{layer}.{name}" for layer in translated for name in (*names, "bias")}
+    gated = f"{translated[0]}.{GATE}" in tensors
+    expected = {f"{layer}.{name}" for layer in translated for name in (*names, "bias", *([GATE] * gated))}
     if set(tensors) != expected:
         raise ValueError(f"tensors {sorted(set(tensors) ^ expected)[:4]} are missing or unknown")
     if not all(
@@ -120,7 +129,9 @@ def _fitted(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> FittedLens:
     }
     lens = TunedLens(about["fingerprint"], about["dtype"], about["layers"], translators)
     raw, tuned = (dict(zip(translated, values, strict=True)) for values in nats.values())
-    return FittedLens(lens, about["plan"], raw, tuned, about["tokens"])
+    weights = tuple(tuple(tensors[f"{layer}.{GATE}"].tolist()) for layer in translated) if gated else ()
+    gate = Estimator("linear", weights=weights) if gated else None
+    return FittedLens(lens, about["plan"], raw, tuned, about["tokens"], gate)
 
 
 def _is_divergence(value: Any) -> bool:

@@ -190,7 +190,7 @@ def _taught(stepper: Stepper, plan: LensPlan, windows: Windows, state: _State) -
     for batch in islice(lessons, plan.steps - state.steps):
         for group in adam.param_groups:
             group["lr"] = plan.rate * (1 + math.cos(math.pi * state.steps / plan.steps)) / 2
-        states, final = _states_and_final(stepper, plan, batch)
+        states, final = states_and_final(stepper, plan.layers, batch)
         total = 0.0
         for layer, factors in state.factors.items():
             translator = Translator(tuple(factors[:-1]), factors[-1])
@@ -211,11 +211,10 @@ def _taught(stepper: Stepper, plan: LensPlan, windows: Windows, state: _State) -
 
 def _judged(stepper: Stepper, plan: LensPlan, windows: Windows, state: _State, lens: TunedLens) -> Iterator[int]:
     """Tokens of each further batch of held-out text, whose divergences ``state`` then holds."""
-    held = (window for window in windows() if plan.holds_out(window.document))
-    batches = batched(limited(held, plan.held_out_tokens), plan.tokens_per_step)
+    batches = batched(limited(held_out(plan, windows), plan.held_out_tokens), plan.tokens_per_step)
     digest = _skipped(batches, state.judged, state.judged_digest, plan)
     for batch in batches:
-        states, final = _states_and_final(stepper, plan, batch)
+        states, final = states_and_final(stepper, plan.layers, batch)
         with torch.inference_mode():
             sums = [
                 [float(divergence_nats(final, stepper.logits(h)).double().sum()) for h in (hidden, lens(hidden, layer))]
@@ -228,14 +227,22 @@ def _judged(stepper: Stepper, plan: LensPlan, windows: Windows, state: _State, l
         yield len(final)
 
 
-def _states_and_final(
-    stepper: Stepper, plan: LensPlan, batch: Sequence[TokenSequence]
+def states_and_final(
+    stepper: Stepper, layers: Sequence[int], batch: Sequence[TokenSequence]
 ) -> tuple[dict[int, Tensor], Tensor]:
-    """(states [tokens, D] after each layer of the plan, final log-probabilities [tokens, V]), free of the model."""
+    """(states [tokens, D] after each of ``layers``, final log-probabilities [tokens, V]) of all decided positions.
+
+    Free of the model, so that they may enter a graph.
+    """
     with torch.inference_mode():
         states = dict(enumerate(states_after(stepper, batch), start=1))
         final = torch.log_softmax(raised(stepper.logits(states[stepper.layers])), dim=-1)
-    return {layer: states[layer].clone() for layer in plan.layers}, final.clone()  # clones may enter a graph
+    return {layer: states[layer].clone() for layer in layers}, final.clone()
+
+
+def held_out(plan: LensPlan, windows: Windows) -> Iterator[TokenSequence]:
+    """Windows of the documents that the lens of ``plan`` does not see: for its divergences, and to fit a gate on."""
+    return (window for window in windows() if plan.holds_out(window.document))
 
 
 def _lessons(plan: LensPlan, windows: Windows) -> Iterator[TokenSequence]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,10 +16,12 @@ FULL = "full"
 
 def lens(args: argparse.Namespace) -> None:
     """Fit a tuned lens: a translator per layer, so that a readout there says what the model says at its end."""
+    from emad_ref.calibration.gate import fit_gate
     from emad_ref.calibration.lens_file import save_lens
     from emad_ref.calibration.trace import window_of
-    from emad_ref.calibration.tuning import LensPlan, fit_lens
+    from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
     from emad_ref.models.loading import load
+    from emad_ref.readout.tuned import attach_lens
 
     require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
     rank = rank_of(args.rank)
@@ -42,6 +45,10 @@ def lens(args: argparse.Namespace) -> None:
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     label = f"{args.model}: {args.corpus}"
     fitted = fit_lens(stepper, plan, read, checkpoint=checkpoint, resume=args.resume, progress=label)
+    if args.gate:
+        name, unseen = attach_lens(stepper, fitted.lens, loaded.fingerprint), held_out(plan, read)
+        gate = fit_gate(stepper, unseen, plan.layers, name, tokens=args.held_out, progress="gate")
+        fitted = replace(fitted, gate=gate)
     save_lens(args.out, fitted)
     remove(checkpoint, "checkpoint")  # only now: until the lens is kept, it is all there is
     for layer in plan.layers:
@@ -70,5 +77,6 @@ def lens_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--steps", type=int, default=800, help="of 512 tokens")
     sub.add_argument("--rate", type=float, default=2e-3, help="of Adam")
     sub.add_argument("--held-out", type=int, default=20_000, metavar="TOKENS", help="to measure on, of a fifth of it")
+    sub.add_argument("--gate", action="store_true", help="fit a gate on the held-out text, too")
     sub.add_argument("--seed", type=int, default=0, help="of low ranks, and of what is held out")
     sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")

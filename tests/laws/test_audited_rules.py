@@ -121,6 +121,7 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "tuned lens": lambda: sure(plain(lens=tuned()), SHARE),
     "tuned lens of full rank": lambda: sure(plain(lens=tuned(None)), SHARE),
     "tuned lens at the exit": lambda: sure(plain(lens=tuned(), estimator=LINEAR), SHARE),
+    "tuned lens behind a gate": lambda: sure(plain(lens=tuned(), estimator=LINEAR, signal="divergence"), SHARE),
     "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
 }
 CHECKS = ("decisions", "generation", "rows", "bridge")
@@ -284,7 +285,7 @@ def test_a_decoder_whose_probes_are_free_is_refuted(name: str) -> None:
 
 
 LENSED = [name for name in POINTS if name.startswith("tuned lens")]
-AT_PROBES = [name for name in LENSED if name != "tuned lens at the exit"]
+AT_PROBES = [name for name in LENSED if name not in ("tuned lens at the exit", "tuned lens behind a gate")]
 
 
 @pytest.mark.parametrize("name", LENSED)

@@ -22,6 +22,7 @@ from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_name
 from emad_ref.readout.watch import watch_of
 from emad_ref.record import DECODE, READOUTS, Ints, Work
 from emad_ref.replay import decode_flops, decode_work, derived_work, replay
+from emad_ref.signals import SIGNALS
 from tests.lenses import FINGERPRINT, attached, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -58,7 +59,7 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
     """Thresholds that a share of tokens reach at each probe, as read through the trace's lens."""
     plain = OperatingPoint("tuned", "quantile", LAYERS, LAYERS, PROBES, ((0.0,) * 3,), lens=trace.lens)
     asked = replace(plain, **change)  # type: ignore[arg-type]
-    level = share if asked.signal == "entropy_nats" else 1 - share
+    level = share if SIGNALS[asked.signal].sense == "falls" else 1 - share
     seen = trace.signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,) * asked.bins.count)
@@ -77,6 +78,7 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
         point_of(traced(digest())), bins=CONFIDENT, thresholds=((-1.0,) * 3, (0.5, 3.0, 4.0), (9.0, 9.0, 9.0))
     ),
     "linear probe": lambda: point_of(traced(digest()), estimator=GATE),
+    "gate": lambda: point_of(traced(digest()), estimator=GATE, signal="divergence", schedule="free_eager"),
     "truncated": lambda: replace(truncated(LAYERS, 3), lens=digest()),
     "positional": lambda: OperatingPoint(
         "falls", "positional", LAYERS, LAYERS, schedule="positional", period=12, floor=2, lens=digest()

@@ -122,9 +122,28 @@ def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
 
 
+def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_path, capsys):
+    out = tmp_path / "l"
+    asked = ["generate", "small", "hello", "--lens", str(out), "--gate", "--tokens", "8", "--threshold"]
+    assert fitted(out) == 0
+    assert cli.main([*asked, "1"]) == 1
+    assert "gate=True, but expected a lens with a gate" in capsys.readouterr().err
+    plain = load_lens(out)
+    assert fitted(out, "--gate") == 0
+    gated = load_lens(out)
+    assert (plain.gate, plain.lens.digest) == (None, gated.lens.digest)
+    assert gated.gate is not None
+    assert [len(row) for row in gated.gate.weights] == [33] * (LAYERS - 1)
+    capsys.readouterr()
+    for threshold, depths in (("-99", {str(LAYERS)}), ("99", {"1"})):
+        assert cli.main([*asked, threshold]) == 0
+        assert set(capsys.readouterr().out.split("depths: ")[1].split("  (")[0].split()) == depths
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        (("--gate",), "gate=True, but expected --lens beside it"),
         (("--threshold", "1"), "threshold=1.0, but expected --lens beside it"),
         (("--lens", "l"), "threshold=None, but expected nats of entropy"),
         (("--lens", "none", "--threshold", "1"), "lens='none'"),

@@ -72,6 +72,12 @@ def test_a_point_of_one_layers_signal_needs_no_parameters_and_any_other_does(sig
         assert OperatingPoint(**made, signal=signal.name).adaptive
         never = OperatingPoint(**{**made, "thresholds": ((signal.never,),)}, signal=signal.name)
         assert not never.adaptive
+    elif signal.learnt:
+        with pytest.raises(BadArgument, match=rf"^estimator='full', but expected linear.*{signal.name}"):
+            OperatingPoint(**made, signal=signal.name)
+        assert OperatingPoint(**made, signal=signal.name, estimator=Estimator("linear")).adaptive
+        with pytest.raises(BadArgument, match=r"^estimator='topk-4', but expected linear"):
+            OperatingPoint(**made, signal=signal.name, estimator=Estimator("topk", k=4))
     else:
         with pytest.raises(BadArgument, match=f"the parameters of {signal.name}"):
             OperatingPoint(**made, signal=signal.name)
