@@ -1,4 +1,4 @@
-"""Fits a gate: from the state at a probe to how far its readout is from what the model says at its end.
+"""Fits an exit gate: from the state at a probe to how far its readout is from what the model says at its end.
 
     √KL(p_L ‖ q_ℓ) ≈ w_ℓ·x_ℓ + c_ℓ,  x_ℓ = norm(h_ℓ) [E]
 

@@ -18,6 +18,7 @@ from functools import cached_property
 from hashlib import sha256
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -201,11 +202,11 @@ def lens_of(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
 
 def macs_ahead(lens: TunedLens | None, layers: int) -> Ints:
     """int64 [L] multiply-adds per row in front of a head after each layer: nothing without a lens."""
-    work = Work.none(layers)
+    ahead: Ints = np.zeros(layers, dtype=np.int64)
     if lens is not None:
         for layer in lens.translators:
-            work.readout_macs[FULL, layer - 1] = lens.macs(layer)
-    return work.readout_macs[FULL]
+            ahead[layer - 1] = lens.macs(layer)
+    return ahead
 
 
 def _brief(value: object) -> object:
