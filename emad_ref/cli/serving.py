@@ -61,9 +61,12 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--dtype", choices=values.DTYPES, default="float32", help="of the weights; float32 by default")
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
     sub.add_argument("--seed", type=int, default=0, metavar="N", help="of random: and control: weights; 0 by default")
+    sub.add_argument("--lens", action="append", default=[], metavar="FILE",
+                     help="a tuned lens that points may name, written by emad lens; again for more")  # fmt: skip
     examples(
         sub,
         "emad serve emad-tiny",
+        "emad serve emad-tiny-plain --lens lens.safetensors",
         "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
         "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
     )
@@ -88,7 +91,23 @@ def _loaded(args: argparse.Namespace) -> Iterator[Callable[[Request], Decoder]]:
             torch.set_num_threads(args.threads)
         for model in models:
             assert model.stepper.layers  # walked once and compared before the first judge waits for it
+        for path in args.lens:
+            _attach(path, models)
         yield partial(_decoder, models, args.dtype)
+
+
+def _attach(path: str, models: Sequence[Loaded]) -> None:
+    """Attach a tuned lens to the model that it was fitted on. Raises BadArgument where that is none of them."""
+    from emad_ref.calibration.lens_file import load_lens
+    from emad_ref.readout.tuned import attach_lens
+
+    lens = load_lens(path).lens
+    meant = [model for model in models if model.fingerprint == lens.fingerprint]
+    if not meant:
+        served = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
+        raise BadArgument("--lens", path, f"a lens of {served}", f"it is one of {lens.fingerprint[:12]}")
+    for model in meant:
+        attach_lens(model.stepper, lens, model.fingerprint)
 
 
 def _decoder(models: Sequence[Loaded], dtype: str, request: Request) -> Decoder:

@@ -15,6 +15,7 @@ from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
@@ -25,6 +26,7 @@ from emad_ref.replay import decode_flops, decode_work, derived_work, replay
 from emad_ref.signals import SIGNALS
 from tests.lenses import FINGERPRINT, attached, drawn_lens
 from tests.small import LAYERS, VOCABULARY, small_model
+from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 PROBES = (1, 3, 4)
 BELOW = tuple(range(1, LAYERS))
@@ -210,6 +212,34 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
         expected = replay(seen, point)
         assert record.tokens.of(row, DECODE).depth.tolist() == expected.depth.tolist()
         assert expected.top1.tolist() == record.emitted[row].tolist()
+
+
+def test_an_encoder_decoder_reads_through_a_lens_too() -> None:
+    stepper = Seq2SeqStepper(small_t5())
+    layers, rng = stepper.layers, np.random.default_rng(1)
+    seen = [TokenSequence(rng.integers(2, VOCABULARY, 12), 2, source=source) for source in some_sources(9, 5)]
+    name = attached(stepper, tuple(range(1, layers)), 3)
+    trace = take_trace(stepper, seen, lens=name)
+    levels = tuple(float(np.quantile(trace.entropy_nats[:, probe - 1], 0.3)) for probe in (1, 2))
+    point = OperatingPoint("t5", "f", layers, layers, (1, 2), (levels,), "free_eager", lens=name)
+    expected, counted = replay(trace, point), Work.none(layers)
+    assert len(set(expected.depth.tolist())) > 1
+    for number, text in enumerate(seen):
+        rows = slice(trace.starts[number], trace.starts[number + 1])
+        session, step = WalkedDecoder(stepper, point).start([Prompt(text.tokens[:3], text.source)])
+        depths, losses = [], []
+        for following in text.tokens[3:]:
+            logits = step.logits[0, 0]
+            depths.append(int(step.depth[0, 0]))
+            losses.append(float(np.log(np.exp(logits).sum()) - logits[following]))
+            if len(depths) < 9:
+                step = session.feed(np.array([[following]]))
+        counted = counted + session.work
+        assert depths == expected.depth[rows].tolist()
+        assert np.abs(np.array(losses) - expected.nll_nats[rows]).max() < STORED
+    derived = decode_work(trace, expected.depth, point)
+    assert counted.readout_macs.tolist() == derived.readout_macs.tolist()
+    assert counted.readout_macs.sum() > 0
 
 
 # ---------------------------------------------------------------- what it costs

@@ -12,22 +12,25 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from emad_ref.calibration.lens_file import FittedLens, save_lens
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.distant import Distant
 from emad_ref.evidence.host import walked
 from emad_ref.models.loading import Loaded, load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, InadmissibleDepth, ModelRef, Prompt, Request, Session, Step, Unsupported
+from emad_ref.readout.tuned import attach_lens
 from emad_ref.record import Record, Work
 from emad_ref.wire.address import address
 from emad_ref.wire.failure import DecoderFailed
+from tests.lenses import drawn_lens
 
 ROOT = Path(__file__).parents[2]
 SERVE = [sys.executable, "-m", "emad_ref", "serve"]
@@ -240,3 +243,22 @@ def test_a_server_killed_within_a_call_is_one_clear_failure(piped: Distant, load
     with pytest.raises(DecoderFailed, match=r"call 'feed': no reply: it was killed by SIGKILL(.|\n)*serving emad-nano"):
         session.feed(TOKENS)
     killer.join()
+
+
+def test_a_tuned_lens_is_served_where_it_was_given_and_declined_elsewhere(
+    loaded: Loaded, piped: Distant, tmp_path: Path
+) -> None:
+    lens = replace(drawn_lens(loaded.stepper, (1, 2, 3), 4), fingerprint=loaded.fingerprint)
+    save_lens(tmp_path / "l.safetensors", FittedLens(lens, {}, *[dict.fromkeys((1, 2, 3), 0.5)] * 2, 1))
+    point = replace(ADAPTIVE, lens=attach_lens(loaded.stepper, lens, loaded.fingerprint))
+    with pytest.raises(BadArgument, match=r"point\.lens=.*attached to this model \(none is\)"):
+        piped.make(asked(loaded, point))
+    serve = f"exec:{' '.join(SERVE)} {MODEL} --lens {tmp_path / 'l.safetensors'}"
+    distant = Distant(address(serve, ROOT, "decoder"), SECONDS)
+    records = []
+    for make in (distant.make, walked):
+        with closing(make(asked(loaded, point))) as decoder:
+            records.append(decoder.generate(PROMPTS, 6))
+    distant.close()
+    assert_same(*map(said, records))
+    assert records[0].work[0].readout_macs.any()

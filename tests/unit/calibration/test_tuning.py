@@ -24,9 +24,11 @@ from emad_ref.calibration.tuning import LensPlan, divergence_nats, fit_lens
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.readout.tuned import attach_lens
 from emad_ref.signals import SIGNALS
 from tests.small import LAYERS, VOCABULARY, small_model
+from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 PLAN = LensPlan(
     model="small", fingerprint="f00d", dtype="float64", corpus="numbers", window=20, layers=(2, 4), rank=None,
@@ -103,6 +105,16 @@ def test_nothing_is_fitted_on_what_is_held_out(stepper, uninterrupted):
     held = [PLAN.holds_out(number) for number in range(1000)]
     assert 250 < sum(held) < 350
     assert held != [replace(PLAN, seed=4).holds_out(number) for number in range(1000)]
+
+
+def test_an_encoder_decoder_can_be_given_a_lens():
+    t5, rng = Seq2SeqStepper(small_t5()), np.random.default_rng(2)
+    texts = [
+        TokenSequence(rng.integers(2, VOCABULARY, 12), source=source, document=number)
+        for number, source in enumerate(some_sources(*[7] * 60))
+    ]
+    fitted = fit_lens(t5, replace(LEARNING, layers=(1, 2), steps=60), lambda: texts)
+    assert all(fitted.tuned_nats[layer] < 0.9 * fitted.raw_nats[layer] for layer in (1, 2))
 
 
 def test_seeds_are_arguments(stepper):
