@@ -12,6 +12,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.selfdraft import drafting_point, self_speculate
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
@@ -21,7 +23,7 @@ from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, trunc
 from emad_ref.protocol import Prompt
 from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
 from emad_ref.readout.watch import watch_of
-from emad_ref.record import DECODE, READOUTS, Ints, Work
+from emad_ref.record import DECODE, DRAFT, READOUTS, Ints, Work
 from emad_ref.replay import decode_flops, decode_work, derived_work, replay
 from emad_ref.signals import SIGNALS
 from tests.lenses import FINGERPRINT, attached, drawn_lens
@@ -212,6 +214,26 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
         expected = replay(seen, point)
         assert record.tokens.of(row, DECODE).depth.tolist() == expected.depth.tolist()
         assert expected.top1.tolist() == record.emitted[row].tolist()
+
+
+@pytest.mark.parametrize("exit_layer", [1, 3])
+def test_drafts_through_a_lens_leave_the_models_own_output(exit_layer: int) -> None:
+    """What is drafted is the lens', what is emitted is not; a head of a draft row pays for the translator."""
+    stepper, prompts = stepper_of(), [Prompt(np.array([5, 9, 2, 44])), Prompt(np.array([7]))]
+    own = WalkedDecoder(stepper, full_depth(LAYERS), max_rows=2).generate(prompts, 15)
+    drafted = []
+    for name in (None, digest()):
+        point = replace(drafting_point(LAYERS), lens=name)
+        done = self_speculate(
+            Partner(WalkedDecoder(stepper, point, max_rows=2), point), exit_layer, prompts, 15, k=3
+        ).record
+        assert [row.tolist() for row in done.emitted] == [row.tolist() for row in own.emitted]
+        assert done.work is not None
+        drafted.append(done.tokens.token[done.tokens.phase == DRAFT].tolist())
+        rows, macs = (part[FULL, exit_layer - 1] for part in (done.work[0].readout_rows, done.work[0].readout_macs))
+        assert macs == rows * (0 if name is None else 2 * 32 * 5)
+        assert done.work[0].readout_macs.sum() == macs
+    assert drafted[0] != drafted[1]
 
 
 def test_an_encoder_decoder_reads_through_a_lens_too() -> None:
