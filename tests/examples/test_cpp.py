@@ -243,6 +243,7 @@ def declined() -> list[Any]:
         pytest.param(replace(plain, estimator=Estimator("topk", k=8)), "estimator", id="an estimator"),
         pytest.param(replace(plain, bins=BinSpec(("position",)), thresholds=((0.5,),) * 3), "one threshold", id="bins"),
         pytest.param(replace(plain, interpolate=True), "at probes alone", id="exits between probes"),
+        pytest.param(replace(plain, lens="0123abcd"), "a tuned lens", id="a tuned lens"),
     ]
 
 
