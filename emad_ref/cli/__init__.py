@@ -51,6 +51,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "documents": (-MOST, MOST),
     "margin": (-MOST_NATS, MOST_NATS),
     "threshold": (-MOST_NATS, MOST_NATS),
+    "entropy": (-MOST_NATS, MOST_NATS),
+    "divergence": (-MOST_NATS, MOST_NATS),
     "steps": (-MOST, MOST),
     "held_out": (-MOST, MOST),
     "temperature": (-1000, 1000),

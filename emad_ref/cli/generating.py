@@ -18,7 +18,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,11 +36,9 @@ if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
 FORMATS = ("auto", "text", "jsonl")
 WHEN = ("auto", "always", "never")
 THRESHOLD_BITS = 1.0
-ONLY_WITH = {"margin": "profile", "entropy": "lens", "threshold": "small_model", "window": "small_model", "least_run": "small_model"}
-
-if TYPE_CHECKING:
-    from emad_ref.models.stepper import Stepper
-    from emad_ref.point import OperatingPoint
+ONLY_WITH = {"margin": "profile", "entropy": "lens", "divergence": "lens"} | dict.fromkeys(
+    ("threshold", "window", "least_run"), "small_model"
+)
 
 
 def generate(args: argparse.Namespace) -> None:
@@ -136,23 +134,28 @@ def _summary(shown: list[Piece], pair: tuple[str, str] | None, by_token: bool) -
 
 
 def _lensed(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
-    """Free depth with exact K/V: a token leaves at the first layer whose entropy, read by the lens, is low enough.
+    """Free depth, K and V above an exit copied: a token leaves at the first layer whose entropy, read by the lens, is
+    low enough, or whose divergence from the last layer, as the lens' gate expects it.
 
     Raises:
-        BadArgument: no threshold beside the lens; a lens of another model.
+        BadArgument: none of the two thresholds, or both; a lens of another model; a gate that was not fitted.
     """
     from emad_ref.calibration.lens_file import load_lens
     from emad_ref.point import OperatingPoint
     from emad_ref.readout.tuned import attach_lens
 
-    if args.entropy is None:
-        raise BadArgument("entropy", None, "nats of entropy beside --lens, read by the lens")
-    lens = load_lens(args.lens).lens
-    probes, layers = tuple(lens.translators), loaded.stepper.layers
-    return OperatingPoint(
-        f"tuned lens ≤ {args.entropy:g} nats", "fixed_entropy", layers, layers, probes,
-        ((args.entropy,) * len(probes),), "free_eager", lens=attach_lens(loaded.stepper, lens, loaded.fingerprint),
-    )  # fmt: skip
+    if (args.entropy is None) == (args.divergence is None):
+        raise BadArgument("lens", str(args.lens), "beside it either --entropy NATS or --divergence ROOT")
+    fitted, gated = load_lens(args.lens), args.entropy is None
+    if gated and fitted.gate is None:
+        raise BadArgument("divergence", args.divergence, "a lens with a gate", "fit one: emad lens --gate")
+    probes, layers = tuple(fitted.lens.translators), loaded.stepper.layers
+    digest = attach_lens(loaded.stepper, fitted.lens, loaded.fingerprint)
+    thresholds = ((args.divergence if gated else args.entropy,) * len(probes),)
+    point = OperatingPoint("tuned lens", "fixed_entropy", layers, layers, probes, thresholds, "copying", lens=digest)
+    if not gated or fitted.gate is None:
+        return point
+    return replace(point, name="tuned lens, gated", family="gate", estimator=fitted.gate, signal="divergence")
 
 
 def world(args: argparse.Namespace) -> None:
@@ -178,6 +181,8 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
         "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
     )
     sub.add_argument("--entropy", type=float, metavar="NATS", help="with --lens: at which a token may leave")
+    sub.add_argument("--divergence", type=float, metavar="ROOT",
+                     help="with --lens: the same, of the root of nats that its gate expects")  # fmt: skip
     sub.add_argument("--threshold", type=float, metavar="BITS",
                      help=f"with --small-model: what calls the large one; {THRESHOLD_BITS:g} by default")  # fmt: skip
     sub.add_argument("--window", type=int, metavar="TOKENS", help="with --small-model: of that mean; 5 by default")
@@ -197,6 +202,7 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
         'emad generate emad-t5-tiny "question: where is Mia? context: Mia is in the barn." --confidence 0.9',
         'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
+        'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --divergence 0.2',
         'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
         'emad generate emad-tiny "Ben has" --color always --format text | less -R',
     )

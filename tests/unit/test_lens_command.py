@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -106,28 +107,33 @@ def test_an_encoder_decoder_is_declined(small, tmp_path, capsys):
     assert "expected a decoder-only model" in capsys.readouterr().err
 
 
+def written(capsys):
+    """Depths of the tokens that a pipe was given."""
+    return {json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()}
+
+
 def test_generate_leaves_where_the_lens_is_sure_enough(small, tmp_path, capsys):
     assert fitted(tmp_path / "l") == 0
     capsys.readouterr()
 
     def depths(threshold):
-        asked = ["--lens", str(tmp_path / "l"), "--threshold", threshold, "--tokens", "8"]
+        asked = ["--lens", str(tmp_path / "l"), "--entropy", threshold, "--tokens", "8"]
         assert cli.main(["generate", "small", "hello", *asked]) == 0
-        return set(capsys.readouterr().out.split("depths: ")[1].split("  (")[0].split())
+        return written(capsys)
 
-    assert depths("0") == {str(LAYERS)}
-    assert depths("99") == {"1"}
+    assert depths("0") == {LAYERS}
+    assert depths("99") == {1}
     small.fingerprint = "beef"
-    assert cli.main(["generate", "small", "hello", "--lens", str(tmp_path / "l"), "--threshold", "1"]) == 1
+    assert cli.main(["generate", "small", "hello", "--lens", str(tmp_path / "l"), "--entropy", "1"]) == 1
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
 
 
 def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_path, capsys):
     out = tmp_path / "l"
-    asked = ["generate", "small", "hello", "--lens", str(out), "--gate", "--tokens", "8", "--threshold"]
+    asked = ["generate", "small", "hello", "--lens", str(out), "--tokens", "8", "--divergence"]
     assert fitted(out) == 0
     assert cli.main([*asked, "1"]) == 1
-    assert "gate=True, but expected a lens with a gate" in capsys.readouterr().err
+    assert "divergence=1.0, but expected a lens with a gate" in capsys.readouterr().err
     plain = load_lens(out)
     assert fitted(out, "--gate") == 0
     gated = load_lens(out)
@@ -135,19 +141,20 @@ def test_generate_leaves_where_the_gate_expects_little_divergence(small, tmp_pat
     assert gated.gate is not None
     assert [len(row) for row in gated.gate.weights] == [33] * (LAYERS - 1)
     capsys.readouterr()
-    for threshold, depths in (("-99", {str(LAYERS)}), ("99", {"1"})):
+    for threshold, depths in (("-99", {LAYERS}), ("99", {1})):
         assert cli.main([*asked, threshold]) == 0
-        assert set(capsys.readouterr().out.split("depths: ")[1].split("  (")[0].split()) == depths
+        assert written(capsys) == depths
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--gate",), "gate=True, but expected --lens beside it"),
-        (("--threshold", "1"), "threshold=1.0, but expected --lens beside it"),
-        (("--lens", "l"), "threshold=None, but expected nats of entropy"),
-        (("--lens", "none", "--threshold", "1"), "lens='none'"),
-        (("--lens", "l", "--threshold", "nan"), "threshold=nan"),
+        (("--divergence", "1"), "divergence=1.0, but expected --lens beside it"),
+        (("--entropy", "1"), "entropy=1.0, but expected --lens beside it"),
+        (("--lens", "l"), "lens='l', but expected beside it either --entropy NATS or --divergence ROOT"),
+        (("--lens", "l", "--entropy", "1", "--divergence", "1"), "either --entropy NATS or --divergence ROOT"),
+        (("--lens", "none", "--entropy", "1"), "lens='none'"),
+        (("--lens", "l", "--entropy", "nan"), "entropy=nan"),
     ],
 )
 def test_generate_refuses_half_of_it(small, capsys, options, said):
