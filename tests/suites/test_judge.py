@@ -38,7 +38,8 @@ def test_the_table_is_that_of_the_suites(
     assert main(arguments) == 0
     mine, theirs = rows(capsys.readouterr().out), rows(suites.stdout.str())
     assert len(mine) > len(CLAIMS)
-    assert mine == theirs
+    assert mine[:2] == theirs[:2]
+    assert sorted(mine) == sorted(theirs), "the suites ask the rows that gate first"
 
 
 def test_a_pair_is_asked_about_where_one_was_named(reader: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,9 +10,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.decoders import Fuse
-from tokenizers.models import WordLevel
 
 from emad_ref import cli
 from emad_ref.calibration import resume
@@ -29,27 +26,13 @@ from emad_ref.models.geometry import geometry_of
 from emad_ref.report.plots import require_drawable
 from emad_ref.text import sources
 from emad_ref.training import loop
+from tests.letters import Letters
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.unit.report.sample import report as reported
 from tests.unit.report.sample import verdict, written
 from tests.unit.test_files import device
 
 JUDGED = ("calibrate", "validate", "evaluate")
-
-
-class Letters:
-    """One token per character, so that no tokenizer has to be trained."""
-
-    eos_token_id = 0
-    backend_tokenizer = Tokenizer(WordLevel({f"<{i}>": i for i in range(VOCABULARY)}, unk_token="<0>"))
-    backend_tokenizer.decoder = Fuse()
-
-    def encode(self, text, *, add_special_tokens):
-        assert not add_special_tokens
-        return [ord(letter) % VOCABULARY for letter in text]
-
-    def decode(self, ids):
-        return "".join(f"<{i}>" for i in ids)
 
 
 @pytest.fixture

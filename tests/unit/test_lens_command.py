@@ -12,17 +12,9 @@ from emad_ref.calibration import tuning
 from emad_ref.calibration.lens_file import load_lens
 from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
-from tests.small import LAYERS, VOCABULARY, small_model
-
-
-class Letters:
-    """One token per character."""
-
-    def encode(self, text, *, add_special_tokens):
-        return [ord(letter) % VOCABULARY for letter in text]
-
-    def decode(self, ids):
-        return "".join(f"<{i}>" for i in ids)
+from emad_ref.models.geometry import geometry_of
+from tests.letters import Letters
+from tests.small import LAYERS, small_model
 
 
 @pytest.fixture
@@ -30,7 +22,13 @@ def small(monkeypatch):
     """``load`` that knows one small model; tests change its attributes."""
     model = small_model("gpt_neox")
     loaded = SimpleNamespace(
-        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, stepper=CausalStepper(model)
+        name="small",
+        model=model,
+        tokenizer=Letters(),
+        fingerprint="f00d",
+        opening=0,
+        stepper=CausalStepper(model),
+        geometry=geometry_of(model.config),
     )
     monkeypatch.setattr(loading, "load", lambda name: loaded)
     return loaded
