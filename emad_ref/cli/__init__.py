@@ -21,7 +21,7 @@ from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
-from emad_ref.cli.tuning import lens, lens_arguments
+from emad_ref.cli.lensing import lens, lens_arguments
 from emad_ref.cli.verifying import verify, verify_arguments
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
