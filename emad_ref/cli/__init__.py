@@ -16,12 +16,12 @@ from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merg
 from emad_ref.cli.comparing import compare, compare_arguments
 from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judging import judge, judge_arguments
+from emad_ref.cli.lensing import lens, lens_arguments
 from emad_ref.cli.parsing import Parser, VerbParser, Versions, actions_of, examples
 from emad_ref.cli.reporting import report, report_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
-from emad_ref.cli.lensing import lens, lens_arguments
 from emad_ref.cli.verifying import verify, verify_arguments
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
