@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from emad_ref.report.reading import Kind
-from pytest_emad import choosing, origins, selfcheck
+from pytest_emad import choosing, installed, origins
 
 SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
 HOME = "emad.attendance"  # entry of a worker's output
@@ -40,14 +40,14 @@ class Attendance:
     def take(self, items: Iterable[pytest.Item], not_asked: Mapping[str, str]) -> None:
         """All ``items`` there are, before anybody leaves some out; of those ``not_asked``, by node id, why."""
         self._not_asked |= not_asked
-        named = {item.nodeid: selfcheck.shipped(item) for item in items}
+        named = {item.nodeid: installed.shipped(item) for item in items}
         self.collected |= {nodeid: name for nodeid, name in named.items() if name is not None}
 
     def pytest_deselected(self, items: Iterable[pytest.Item]) -> None:
         self.deselected += [
             {
                 "nodeid": item.nodeid,
-                "shipped": selfcheck.shipped(item),
+                "shipped": installed.shipped(item),
                 "claim": choosing.marker(item)["claim"],
                 "why": self._not_asked.get(item.nodeid, DESELECTED),
             }
@@ -60,7 +60,7 @@ class Attendance:
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         raised_by = _raised_in(call)  # before pytest puts an exception of its own in the place of unittest's
         report = yield
-        name = selfcheck.shipped(item)
+        name = installed.shipped(item)
         vars(report)[SHIPPED] = name
         if report.skipped and not hasattr(report, "wasxfail"):
             kind = _kind(item, report.when, raised_by)
@@ -80,7 +80,7 @@ class Attendance:
         """A file of ours that skips itself as a whole: an extra is absent."""
         report = yield
         if report.skipped and isinstance(collector, pytest.File):
-            vars(report)[SHIPPED] = selfcheck.shipped_file(collector.path)
+            vars(report)[SHIPPED] = installed.shipped_file(collector.path)
             at = report.longrepr[0] if isinstance(report.longrepr, tuple) else ""
             own = Path(at).resolve() == collector.path.resolve()
             vars(report)[KIND] = "not applicable" if own else "left out"

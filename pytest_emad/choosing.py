@@ -15,7 +15,7 @@ import pytest
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_PAIR
 from emad_ref.verdict.claims import Claim
-from pytest_emad import selfcheck
+from pytest_emad import installed
 from pytest_emad.options import Settings
 
 ABOUT_PAIR = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
@@ -30,13 +30,13 @@ def marker(item: pytest.Item) -> dict[str, Any]:
 def judges(item: pytest.Item) -> bool:
     """Whether ``item`` has to do with us: one of our tests, or one that asks for a claim or a fixture of ours."""
     fixtures = getattr(item, "fixturenames", ())
-    marked = selfcheck.is_ours(item) or item.get_closest_marker("emad") is not None
+    marked = installed.is_ours(item) or item.get_closest_marker("emad") is not None
     return marked or any(name.startswith("emad_") for name in fixtures)
 
 
 def not_asked(item: pytest.Item, chosen: Settings, register: Mapping[str, Claim]) -> str:
     """Why ``item`` is not asked, in a word of ``report.missing``; "" where it is."""
-    arguments, ours = marker(item), selfcheck.is_ours(item)
+    arguments, ours = marker(item), installed.is_ours(item)
     claim, of_pair = arguments["claim"], not ABOUT_PAIR.isdisjoint(getattr(item, "fixturenames", ()))
     if BUDGETS[arguments["budget"]].rank > chosen.budget.rank and not _asked_for(claim, of_pair, chosen, register):
         return ABOVE  # first: what belongs to a larger budget is no part of this run's proof either

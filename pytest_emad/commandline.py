@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.verdict.choosing import DASHES
-from pytest_emad import selfcheck
+from pytest_emad import installed
 
 
 def check(config: pytest.Config, arguments: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def check(config: pytest.Config, arguments: Sequence[str]) -> None:
     """
     _check_dashes(arguments)
     given, folder = config.known_args_namespace, config.invocation_params.dir
-    ours = any(selfcheck.home_of(name, folder, given.pyargs) is not None for name in given.file_or_dir)
+    ours = any(installed.home_of(name, folder, given.pyargs) is not None for name in given.file_or_dir)
     if ours or any(argument.startswith("--emad-") for argument in arguments):
         _check_workers(config, arguments)
         _keep_root(config, arguments)
@@ -75,7 +75,7 @@ def _keep_root(config: pytest.Config, arguments: Sequence[str]) -> None:
 
 
 def _installed(path: Path) -> bool:
-    return path.resolve().is_relative_to(selfcheck.INSTALLED)
+    return path.resolve().is_relative_to(installed.INSTALLED)
 
 
 def _misread(arguments: Sequence[str], folder: Path, so: str) -> str:

@@ -15,9 +15,9 @@ from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record
 from pytest_emad import progress
 from pytest_emad.backends import make_decoder
 from pytest_emad.goldens import Goldens
+from pytest_emad.installed import provenance
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
-from pytest_emad.selfcheck import provenance
 
 if TYPE_CHECKING:
     import numpy as np

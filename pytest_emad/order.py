@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 import pytest
 
 from pytest_emad.choosing import marker
-from pytest_emad.selfcheck import is_ours, shipped_file
+from pytest_emad.installed import is_ours, shipped_file
 
 FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 

@@ -23,11 +23,11 @@ from pytest_emad import (
     commandline,
     fixtures,
     hookspecs,
+    installed,
     order,
     origins,
     progress,
     proving,
-    selfcheck,
     stopping,
 )
 from pytest_emad.options import add_options, register, settings
@@ -67,14 +67,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _prepare(config: pytest.Config) -> None:
-    selfcheck.check_installation()
+    installed.check_installation()
     settings(config)
-    selfcheck.check_waivers(config)
+    installed.check_waivers(config)
     _quiet_benchmarks(config)
     progress.open_stream(worker=hasattr(config, "workerinput"))
     config.add_cleanup(progress.close_stream)
     _refuse_parts(config)
-    if selfcheck.asked_suites(config):
+    if installed.asked_suites(config):
         caches.keep_together(config)
     config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
     config.pluginmanager.register(attended, "emad-attendance")
@@ -88,7 +88,7 @@ def _prepare(config: pytest.Config) -> None:
 
 def _quiet_benchmarks(config: pytest.Config) -> None:
     """Our suites' benchmark table is wider than most terminals, and says what the summary says: ``-v`` prints it."""
-    if selfcheck.asked_suites(config) and config.get_verbosity() < 1 and hasattr(config.option, "benchmark_quiet"):
+    if installed.asked_suites(config) and config.get_verbosity() < 1 and hasattr(config.option, "benchmark_quiet"):
         config.option.benchmark_quiet = True
 
 
@@ -130,12 +130,12 @@ def _settle(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
-    return _header(config) if selfcheck.asked_suites(config) else []
+    return _header(config) if installed.asked_suites(config) else []
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest.Item]) -> list[str]:
     """Where our suites lie in a folder that was asked for, or a test of the user's asks for something of ours."""
-    if selfcheck.asked_suites(config) or not any(choosing.judges(item) for item in items):
+    if installed.asked_suites(config) or not any(choosing.judges(item) for item in items):
         return []
     return _header(config)
 
@@ -147,8 +147,8 @@ def _header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Before any test module is imported: ``@given`` binds the settings in force at that moment."""
-    if selfcheck.asked_suites(session.config):
-        selfcheck.check_requirements()
+    if installed.asked_suites(session.config):
+        installed.check_requirements()
         _load_hypothesis_profile(session.config)
 
 
@@ -183,11 +183,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config, items: list[pytest.Item]) -> None:
     try:
-        selfcheck.check_collection(session, items)
+        installed.check_collection(session, items)
         marked = [item for item in items if item.get_closest_marker("emad") is not None]
         for item in marked:
             _check_marker(item)
-        if marked or any(selfcheck.is_ours(item) for item in items):
+        if marked or any(installed.is_ours(item) for item in items):
             backends.check(config)
         _keep_what_is_asked(config, items)
         items[:] = order.by_folder(items)
@@ -246,7 +246,7 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Processes that share cores slow one another down: times taken that way say nothing."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
-    measuring = [item for item in items if choosing.marker(item)["measures"] or selfcheck.is_cost(item)]
+    measuring = [item for item in items if choosing.marker(item)["measures"] or installed.is_cost(item)]
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
@@ -257,7 +257,7 @@ def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) 
 def _in_parallel(items: list[pytest.Item], measuring: list[pytest.Item]) -> str:
     """The folders of our suites in which nothing measures."""
     folders, busy = (
-        {file.rpartition("/")[0] for item in some if (file := selfcheck.shipped_file(item.path))}
+        {file.rpartition("/")[0] for item in some if (file := installed.shipped_file(item.path))}
         for some in (items, measuring)
     )
     free = " ".join(sorted(folders - busy))
@@ -273,6 +273,6 @@ def _tell_controller(config: pytest.Config, message: str) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["emad.torch_threads"] = selfcheck.torch_threads()
+        session.config.workeroutput["emad.torch_threads"] = installed.torch_threads()
     else:
         _settle(session.config)

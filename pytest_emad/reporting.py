@@ -24,7 +24,7 @@ from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
 from emad_ref.report.unasked import told
-from pytest_emad import attendance, backends, choosing, junit, origins, selfcheck
+from pytest_emad import attendance, backends, choosing, installed, junit, origins
 from pytest_emad.options import register, settings
 from pytest_emad.recording import CLAIM, read_properties
 from pytest_emad.results import NEVER, SHIPPED, Results, write_report
@@ -153,7 +153,7 @@ class Reporting:
     def _require_decisions(self, exit_status: int) -> None:
         """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
         report, waivers = self._described(exit_status), [waiver["of"] for waiver in self.waivers]
-        gaps = missing(report, report["run"]["asked"], selfcheck.shipped_tests())
+        gaps = missing(report, report["run"]["asked"], installed.shipped_tests())
         self.failures += [str(gap) for gap in gaps if not waived(gap, waivers)]
         for waiver in self.waivers:
             waiver["needed"] = any(waived(gap, [waiver["of"]]) for gap in gaps)
@@ -182,7 +182,7 @@ class Reporting:
     @property
     def _tests_asked(self) -> list[str]:
         """Which of our tests were asked for; all of them where a folder around ours was."""
-        return selfcheck.asked_tests(self.config) or ([PREFIX] if self._collected else [])
+        return installed.asked_tests(self.config) or ([PREFIX] if self._collected else [])
 
     @property
     def _asked(self) -> list[dict[str, Any]]:
@@ -215,11 +215,11 @@ class Reporting:
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:
-        return selfcheck.provenance(self.config)
+        return installed.provenance(self.config)
 
     @cached_property
     def _project(self) -> dict[str, Any]:
-        return selfcheck.project(self.config)
+        return installed.project(self.config)
 
     @cached_property
     def _claims_file(self) -> dict[str, str] | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.report.missing import missing
-from pytest_emad import selfcheck
+from pytest_emad import installed
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 MODEL = """
@@ -38,7 +38,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
     (folder / "test_model.py").write_text(MODEL)
-    monkeypatch.setattr(selfcheck, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
     return folder
 
 

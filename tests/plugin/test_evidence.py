@@ -13,7 +13,7 @@ import pytest
 
 from emad_ref import cli
 from emad_ref.report.reading import read_report
-from pytest_emad import selfcheck
+from pytest_emad import installed
 from tests.plugin.conftest import Run, report_of
 
 USAGE, INTERRUPTED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED
@@ -25,7 +25,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
-    monkeypatch.setattr(selfcheck, "SUITES", (project.path / "suites",))
+    monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
     return folder
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from emad_ref import cli
-from pytest_emad import selfcheck
+from pytest_emad import installed as installation
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
@@ -76,7 +76,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in SUITES.items():
         rewritten(folder, name, text)
     project.makeconftest(FOREIGN)
-    monkeypatch.setattr(selfcheck, "SUITES", (folder,))
+    monkeypatch.setattr(installation, "SUITES", (folder,))
     return folder
 
 
