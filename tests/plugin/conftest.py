@@ -38,8 +38,9 @@ def unwrapped(result: pytest.RunResult) -> pytest.LineMatcher:
 
 @pytest.fixture(scope="session", autouse=True)
 def imported_for_good() -> None:
-    """In-process runs take every module back out that they imported; half of matplotlib cannot come in twice."""
-    for module in ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2"):
+    """In-process runs take every module back out that they imported; half of matplotlib or torch cannot come twice."""
+    drawing = ("matplotlib.figure", "matplotlib.backends.backend_svg", "jinja2")
+    for module in (*drawing, "torch._dynamo", "torch.distributed.fsdp", "transformers.modeling_utils"):
         if find_spec(module.partition(".")[0]):
             importlib.import_module(module)
 
