@@ -86,7 +86,7 @@ def commands(block: Block) -> list[list[str]]:
     """The words of each line up to where its output goes, comments left out, lines that go on joined."""
     lines = block.text.replace("\\\n", " ").splitlines()
     split = (shlex.split(line, comments=True) for line in lines)
-    return [list(takewhile(lambda word: word not in ("|", ">", ">>"), words)) for words in split if words]
+    return [list(takewhile(lambda word: word not in ("|", ">", ">>", "2>"), words)) for words in split if words]
 
 
 @pytest.mark.parametrize(("name", "block"), LISTED, ids=ident)
