@@ -95,6 +95,8 @@ def outcome(planted: Planted, tmp_path: Path, *complaints: Complaint) -> str:
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
     meant = Complaint(ENTRY.meant, COPYING, SAID)
     assert outcome(ENTRY, tmp_path, meant) == proving.CAUGHT
+    wrapped = replace(meant, message=SAID.replace(" ", "\n"))
+    assert outcome(ENTRY, tmp_path, wrapped) == proving.CAUGHT, "a gate's message is as wide as a terminal"
     assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == proving.ELSEWHERE
     assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == proving.ELSEWHERE
     assert outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory")) == proving.ELSEWHERE
