@@ -49,8 +49,8 @@ def _asked_for(claim: str | None, of_pair: bool, chosen: Settings, register: Map
     """Whether a claim is asked whatever it takes: it gates, or somebody wants to know."""
     if claim is None:
         return False
-    gates = register[claim].gate or claim in chosen.gate_claims
-    return gates or claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
+    wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
+    return wanted or register[claim].gates(chosen.gate_claims)
 
 
 def gates_left_out(
@@ -60,5 +60,5 @@ def gates_left_out(
     left = dict.fromkeys(entry["claim"] for entry in deselected if entry["why"] == LEFT_OUT)
     for name in left:
         row = register.get(name)
-        if row is not None and row.requires in chosen.gating.require and (row.gate or name in chosen.gate_claims):
+        if row is not None and row.requires in chosen.gating.require and row.gates(chosen.gate_claims):
             yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"

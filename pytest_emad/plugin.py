@@ -202,7 +202,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """When pytest has put each model's tests together."""
-    gating = {name for name, row in register(config).items() if row.gate or name in settings(config).gate_claims}
+    gating = {name for name, row in register(config).items() if row.gates(settings(config).gate_claims)}
     exact = {name for name, row in register(config).items() if row.kind == "exact"}
     items[:] = order.gates_first(items, gating, exact)
 

@@ -182,7 +182,7 @@ class Recorder:
         """Under ``known`` a row gates when a verdict is on record; else when register or options say so."""
         if self._settings.gating.gate == "known":
             return expected is not None
-        return row.gate or row.id in self._settings.gate_claims
+        return row.gates(self._settings.gate_claims)
 
     def _row(self, claim: str) -> Claim:
         if claim not in self._register:

@@ -52,7 +52,7 @@ class Reporting:
         self._state: State = "running"
         self._started = self._stopped = self._stays = False
         self._kept: str | None = None  # a finished report that stood where this run writes
-        self._last: dict[str, Any] | None = None  # what was described last, which the summary shows
+        self._last: dict[str, Any] | None = None  # the run at its end, as the summary shows it
 
     # ------------------------------------------------------------ while it runs
 
@@ -207,7 +207,8 @@ class Reporting:
             elif not self._started and _finished(folder) is not None:
                 self._stays = True
             else:
-                self.results.write(folder, self._described(int(session.exitstatus)))
+                self._last = self._last or self._described(int(session.exitstatus))
+                self.results.write(folder, self._last)
                 self.report = folder / REPORT
         except OSError as error:
             self.failures.append(f"--emad-report: {error}")
@@ -276,7 +277,6 @@ class Reporting:
             for n, name in unseen.items()
             if n not in left_out
         ]
-        self._last = report
         return report
 
     def _decoder(self) -> dict[str, Any]:

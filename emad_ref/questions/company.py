@@ -32,7 +32,7 @@ class Docket:
 
     def gates(self, claim: str) -> bool:
         """Whether the row fails the run when it is falsified."""
-        return self.register[claim].gate or claim in self.gate_claims
+        return self.register[claim].gates(self.gate_claims)
 
     def asks(self, claim: str, *, pair_named: bool = False) -> bool:
         """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget.

@@ -111,8 +111,8 @@ def _gates(claim: Mapping[str, Any], report: Report, register: Mapping[str, Clai
     """Held against the record every row gates: shown are then those that gate otherwise."""
     if report["settings"].get("gate") != "known":
         return bool(claim["gate"])
-    row = register.get(claim["id"])
-    return claim["id"] in report["settings"].get("gate_claims", ()) or (row is not None and row.gate)
+    row, named = register.get(claim["id"]), report["settings"].get("gate_claims", ())
+    return claim["id"] in named if row is None else row.gates(named)
 
 
 def _gate(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str, Claim]) -> Gate:

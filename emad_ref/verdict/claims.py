@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -54,6 +54,10 @@ class Claim:
     gate: bool
     requires: Requirement
     plain: str = ""
+
+    def gates(self, named: Collection[str] = ()) -> bool:
+        """Whether the row gates in a run that ``named`` further rows to gate."""
+        return self.gate or self.id in named
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,7 @@ def departures(register: Mapping[str, Claim], gate_claims: frozenset[str] = froz
     gates = [
         f"{name}.gate={str(gates).lower()}"
         for name, row in register.items()
-        if (gates := row.gate or name in gate_claims) != usual[name].gate
+        if (gates := row.gates(gate_claims)) != usual[name].gate
     ]
     return [*thresholds, *gates]
 

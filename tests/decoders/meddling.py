@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import GPTNeoXForCausalLM
 
+from emad_ref.planted.meddling import a_clock_that_runs_late, another_precision, one_thread_more
 from emad_ref.point import OperatingPoint
 from tests.decoders.cached import CachedDecoder
 
@@ -85,14 +86,6 @@ CHANGES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-def one_thread_more() -> None:
-    torch.set_num_threads(torch.get_num_threads() + 1)
-
-
-def another_precision() -> None:
-    torch.set_default_dtype(torch.float64)
-
-
 def a_slow_linear() -> None:
     fast = torch.nn.functional.linear
 
@@ -101,11 +94,6 @@ def a_slow_linear() -> None:
         return fast(*given)
 
     torch.nn.functional.linear = slow
-
-
-def a_clock_that_runs_late() -> None:
-    right = time.perf_counter
-    time.perf_counter = lambda: right() / 2
 
 
 def a_hook_on_every_module() -> None:

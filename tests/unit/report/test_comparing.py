@@ -218,7 +218,7 @@ def test_reports_without_anything_in_common_are_status_2(tmp_path, capsys, old, 
 
 def test_a_label_names_model_decoder_commit_and_begin():
     run = report_2()["run"]
-    project = {"root": "/home/me/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
+    project = {"root": "/checkouts/mine", "commit": "3f2a91c0d1e2f3a4b5c6d7e8f9a0b1c2d3e4f5a6-dirty"}
     decoder = report_2()["decoder"] | {"name": "hook of plugin mylib (mylib.hooks, mylib 1.2)"}
     data = report_2("/models/mine", run=run | {"project": project}, decoder=decoder)
     assert label(data) == "mine · mylib 1.2 · mine 3f2a91c-dirty · 2026-01-02 03:04"
