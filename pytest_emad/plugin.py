@@ -202,6 +202,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """When pytest has put each model's tests together."""
+    if not any(map(installed.is_ours, items)):
+        return
     gating = {name for name, row in register(config).items() if row.gates(settings(config).gate_claims)}
     exact = {name for name, row in register(config).items() if row.kind == "exact"}
     items[:] = order.gates_first(items, gating, exact)
@@ -236,11 +238,14 @@ def _check_marker(item: pytest.Item) -> None:
 
 
 def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None:
-    why = {item.nodeid: choosing.not_asked(item, settings(config), register(config)) for item in items}
-    config.stash[_ATTENDANCE].take(items, {nodeid: word for nodeid, word in why.items() if word})
-    if left := [item for item in items if why[item.nodeid]]:
+    """Tests that neither are ours nor bear our mark are none of our business: nothing is read for them."""
+    concerned = [item for item in items if installed.is_ours(item) or item.get_closest_marker("emad") is not None]
+    why = {item.nodeid: choosing.not_asked(item, settings(config), register(config)) for item in concerned}
+    left_out = {nodeid: word for nodeid, word in why.items() if word}
+    config.stash[_ATTENDANCE].take(items, left_out)
+    if left := [item for item in items if item.nodeid in left_out]:
         config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if not why[item.nodeid]]
+        items[:] = [item for item in items if item.nodeid not in left_out]
 
 
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:

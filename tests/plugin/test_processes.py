@@ -43,6 +43,12 @@ def test_the_plugin_adds_little_to_the_start_of_any_run() -> None:
     assert len(loaded) <= MOST_MODULES, loaded
 
 
+def test_a_run_without_our_suites_reads_no_register(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makeconftest("import pytest_emad.options\npytest_emad.options.load_register = None")
+    project.makepyfile("def test(): pass")
+    run_apart().assert_outcomes(passed=1)
+
+
 def test_a_run_without_our_suites_imports_no_torch(project: pytest.Pytester, run_apart: Run) -> None:
     project.makepyfile("import sys\ndef test(emad_record): assert 'torch' not in sys.modules")
     run_apart("--emad-report", "out").assert_outcomes(passed=1)
