@@ -46,6 +46,9 @@ _HOMES = {
     "speculate": "emad_ref.decoding.speculative",
     "adaptive": "emad_ref.decoding.custom_generate",
     "self_speculate": "emad_ref.decoding.selfdraft",
+    "Drafting": "emad_ref.decoding.drafting",
+    "drafting_point": "emad_ref.decoding.drafting",
+    "draft": "emad_ref.decoding.drafting",
     "WalkedDecoder": "emad_ref.decoding.walked",
     "flops": "emad_ref.meters.flops",
 }

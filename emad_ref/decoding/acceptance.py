@@ -10,7 +10,7 @@ verifier's own token. So the output is the verifier's: at temperature 0 the toke
 distribution exactly. ``gate_bits`` gives that up ("why not use EAD when divergence occurs?"): a refused draft token is
 kept all the same where the draft's entropy is below it.
 
-Rows and their tokens only: who drafts and who verifies, in which sessions, is in ``speculative`` and ``selfdraft``.
+Rows and their tokens only: who drafts and who verifies, in which sessions, is in ``speculative`` and ``drafting``.
 """
 
 from __future__ import annotations
@@ -84,6 +84,13 @@ def distribution(logits: Floats, temperature: float) -> Floats:
         return certain
     weights = np.exp((logits - logits.max(axis=-1, keepdims=True)) / temperature)
     return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def among(q: Floats, ids: Ints, size: int) -> Floats:
+    """q [k] of ``ids`` [k] as a distribution over all ``size`` tokens: the others have no probability."""
+    whole = np.zeros(size)
+    whole[ids] = q
+    return whole
 
 
 def accepts(p: Floats, q: Floats, token: int, rng: np.random.Generator) -> bool:
@@ -182,11 +189,14 @@ class Continuation:
         known = [self.tokens[-1], *(drafted.token for drafted, _ in self.drafts)]
         return known + [known[-1]] * (drafts + 1 - len(known))
 
-    def propose(self, logits: Floats) -> None:
-        """Draft one more token from logits [V] of the draft."""
-        q = distribution(logits, self.options.temperature)
+    def propose(self, logits: Floats, vocabulary: Ints | None = None) -> None:
+        """Draft one more token from logits [V] of the draft; ``vocabulary``: ids [k] that alone may be drafted."""
+        read = logits if vocabulary is None else logits[vocabulary]
+        q = distribution(read, self.options.temperature)
+        if vocabulary is not None:
+            q = among(q, vocabulary, len(logits))
         at = len(self.tokens) + len(self.drafts)
-        self.drafts.append((_Draft(at, drawn(q, self.rng), float(entropy_bits(logits))), q))
+        self.drafts.append((_Draft(at, drawn(q, self.rng), float(entropy_bits(read))), q))
 
     def verify(self, logits: Floats) -> None:
         """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""

@@ -1,28 +1,57 @@
-"""How a model drafts for itself: after which layer, by which readout, and for how long.
+"""A model that drafts for itself: it leaves early, and goes on with the same tokens to verify them.
 
     feed     (last token, d_1 … d_k), one by one, to layer e
-    gate     g_i = w·norm(h_e) + c, the expected √KL between what is read here and what the model says at its end
+    gate     g_i = w·norm(h_e) + c, the expected √KL between what is read there and what the model says at its end
     draft    d_{i+1} from softmax(head_S(norm(T_e(h_e))))  while g_i ≤ τ and i < ``longest``
-    verify   those k + 1 tokens run on in one pass, layers e + 1 … L, over their states and K/V after layer e
+    verify   those k + 1 tokens run on in one pass, layers e + 1 … ceiling, over their states and K/V after layer e
+    accept, emit (rule: ``acceptance``); take back what does not stand
 
-Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S. What is drafted, and how much of it, changes the
-cost only: the output is the model's own (``acceptance``). A token that S lacks has the probability 0 under the draft,
-under which the rule of acceptance is exact as under any other distribution: such a token is never drafted, and comes
-from the verification.
+Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S. One session, one cache: K and V below e, and the
+states there, are written by the draft and reused by the verification, so no token runs a layer twice. The point
+(``drafting_point``) is one of schedule ``free_deferred``, under which a token that stopped early keeps its state
+(``schedule.free``) and ``Session.deepen`` takes it up.
 
-``draft`` (in ``selfdraft``) does this with any decoder that deepens, through the protocol; ``drafted`` is the timed path.
+What is promised: the model's own output at the point's ceiling, whatever ``Drafting`` says; it changes the cost only. A
+token that S lacks has no probability under the draft, and the rule of acceptance is exact for such a draft as for any
+other. In the record (model 0) every token of a round stands twice: as ``draft`` at depth e, not kept once it went on,
+and as ``verify`` at the ceiling. With a gate so does each prompt's last position, as ``draft`` and ``decode``: it stops
+where all others do. What a layer ran is therefore
+
+    ℓ ≤ e   draft rows and the opening's        ℓ > e   verify rows and the opening's
+
+and heads: one per verify row, one per draft row but the last of each round, whose proposal nobody would ask for; with a
+gate that one's, too, where it is the gate that ends the round. The protocol knows no pruned heads: a decoder reads all
+of a draft's logits, and those outside S are left aside. Rows share feeds: one that has stopped drafting is fed along.
+
+Any decoder whose capabilities say ``deepens`` will do; ``draft`` knows no model and no clock.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from emad_ref.decoding.acceptance import (
+    Continuation,
+    Ended,
+    Options,
+    Speculated,
+    speculated,
+    speculating,
+    standing,
+    unending,
+)
+from emad_ref.decoding.pair import Log, Partner, Seat, require_prompts
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.record import Ints
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Ints
+
+MODEL = 0
 
 
 @dataclass(frozen=True, eq=False)  # holds an array: a way of drafting is itself, not its values
@@ -56,7 +85,9 @@ class Drafting:
         if math.isnan(self.threshold):
             raise BadArgument("drafting.threshold", self.threshold, "√nats, or inf to draft on always")
         if self.lens == "":
-            raise BadArgument("drafting.lens", self.lens, "the digest of a tuned lens", "None reads by the model's head")
+            raise BadArgument(
+                "drafting.lens", self.lens, "the digest of a tuned lens", "None reads by the model's head"
+            )
         self._require_gate()
         self._require_vocabulary()
 
@@ -85,7 +116,9 @@ class Drafting:
             )
         if vocabulary is not None and self.vocabulary is not None and self.vocabulary[-1] >= vocabulary:
             expected = f"ids in 0–{vocabulary - 1} of this model"
-            raise BadArgument("drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text")
+            raise BadArgument(
+                "drafting.vocabulary", int(self.vocabulary[-1]), expected, "choose them from its own text"
+            )
 
     def _require_gate(self) -> None:
         if self.gate is None:
@@ -126,3 +159,89 @@ def drafting_point(layers: int, drafting: Drafting | None = None) -> OperatingPo
     return replace(
         point, lens=drafting.lens, probes=(drafting.layer,), thresholds=always, estimator=gate, signal="divergence"
     )
+
+
+def draft(
+    model: Partner,
+    drafting: Drafting,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    *,
+    stop: frozenset[int] = frozenset(),
+    temperature: float = 0.0,
+    seed: int = 0,
+    ended: Ended = unending,
+) -> Speculated:
+    """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
+
+    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room are as of ``speculative.speculate``.
+
+    Raises:
+        Unsupported: a decoder that cannot take a stopped token up again, or does not show the gate's value.
+        BadArgument: a decoder at another point, a layer outside 1 … ceiling − 1, ids outside the vocabulary, and what
+            ``speculate`` refuses.
+        NotFinite: logits hold NaN or +inf.
+    """
+    options = Options(max_new, drafting.longest, stop, temperature, seed, None, ended)
+    require_prompts(prompts)
+    require_deepening(model)
+    drafting.require(model.point.ceiling)
+    asked = replace(drafting_point(model.point.layers, drafting), name=model.point.name, ceiling=model.point.ceiling)
+    if model.point != asked:
+        raise BadArgument("model.point", model.point.name, "the point of this drafting", "see drafting_point")
+    return drafted(model, drafting, prompts, options)
+
+
+def require_deepening(model: Partner) -> None:
+    """Raises Unsupported for a decoder that does not offer ``Session.deepen``."""
+    if not model.decoder.capabilities.deepens:
+        raise Unsupported(
+            f"self-speculation with schedule={model.point.schedule!r}, but the decoder's capabilities do not say that "
+            "it deepens; open it at drafting_point(layers) if it can under any schedule"
+        )
+
+
+def drafted(model: Partner, drafting: Drafting, prompts: Sequence[Prompt], options: Options) -> Speculated:
+    """What ``draft`` does, of arguments that are known to fit."""
+    log, opening = Log(), DRAFT if drafting.gated else DECODE
+    with closing(Seat(model, MODEL, log, range(len(prompts)), prompts, PROMPT, opening)) as seat:
+        drafting.require(model.point.ceiling, seat.logits.shape[-1])
+        # under a gate's point the last position of a prompt stopped, too
+        logits = seat.deepen(seat.length - 1, DECODE)[:, 0] if drafting.gated else seat.logits
+        opened = seat.work
+        rows = speculating(prompts, logits, options, (seat,), lambda alive: _round(alive, seat, drafting))
+        work = seat.work
+    return speculated(rows, log, None if work is None else {MODEL: work}, None if opened is None else {MODEL: opened})
+
+
+def _round(rows: Sequence[Continuation], seat: Seat, drafting: Drafting) -> None:
+    """Draft, go on, take back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
+    before, at, going = seat.length, 0, [row.width > 0 for row in rows]
+    while True:
+        tokens = np.array([[row.padded(at)[-1]] for row in rows], dtype=np.int64)
+        if drafting.gated and any(going):
+            logits = seat.feed(tokens, [DRAFT], last=1)
+            going = [on and sure for on, sure in zip(going, _sure(seat, drafting), strict=True)]
+        else:
+            # the last draft of a round is only taken along: a head on it would propose what the verification emits
+            logits = seat.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
+        if not any(going):
+            break
+        for row, on, z in zip(rows, going, logits, strict=True):
+            if on:
+                row.propose(z[-1], drafting.vocabulary)
+        at += 1
+        going = [on and at < row.width for on, row in zip(going, rows, strict=True)]
+    for row, logits_there in zip(rows, seat.deepen(before, VERIFY), strict=True):
+        row.verify(logits_there)
+    seat.keep(standing(rows))
+
+
+def _sure(seat: Seat, drafting: Drafting) -> list[bool]:
+    """Of each row, whether the gate lets it draft on from the token that was just fed."""
+    expected = seat.signal[:, -1, 0]
+    if np.isnan(expected).any():
+        raise Unsupported(
+            f"drafting with a gate after layer {drafting.layer}, but the decoder's steps show no signal there"
+        )
+    return (expected <= drafting.threshold).tolist()

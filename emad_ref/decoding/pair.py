@@ -142,6 +142,7 @@ class Seat:
     """One partner's session; ``model`` is its index in the record, ``sequences`` the numbers of its rows.
 
     ``logits`` [rows, V] of the prompts' last positions; ``opening_work`` what opening the session executed.
+    ``signal`` [rows, n, probes] of the last step, NaN where no probe was read.
     ``head``, ``last``: phases of the prompts' positions before the last, and of the last.
     """
 
@@ -240,7 +241,8 @@ class Seat:
         return cap
 
     def _readable(self, step: Step) -> Floats:
-        """Logits over the ids that the partners share."""
+        """Logits over the ids that the partners share; ``signal`` is this step's from now on."""
+        self.signal = step.signal
         shared = step.logits[..., : self.partner.vocabulary]
         require_finite(torch.from_numpy(shared.max(axis=-1)), f"of model {self.model}")
         return shared

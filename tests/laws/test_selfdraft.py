@@ -9,8 +9,9 @@ import pytest
 
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.decoding.acceptance import ACCEPTED, REFUSED
+from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import drafting_point, self_speculate
+from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.speculative import DRAFTER, VERIFIER, speculate
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.causal import CausalStepper

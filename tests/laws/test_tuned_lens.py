@@ -12,8 +12,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from emad_ref.calibration.trace import TokenSequence, Trace, take_trace
+from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import drafting_point, self_speculate
+from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper

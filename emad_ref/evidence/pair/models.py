@@ -15,8 +15,8 @@ from functools import cached_property
 import numpy as np
 
 from emad_ref.decoding.branching import Walk
+from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner, shared_vocabulary
-from emad_ref.decoding.selfdraft import drafting_point
 from emad_ref.decoding.switching import LARGE, SMALL
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.gathered import Evidence

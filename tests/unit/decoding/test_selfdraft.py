@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from emad_ref.decoding.acceptance import ACCEPTED, GATED, REFUSED, UNREACHED
+from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import drafting_point, self_speculate
+from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Unsupported
