@@ -174,7 +174,7 @@ def draft(
 ) -> Speculated:
     """Emit up to ``max_new`` tokens per prompt; a stop token is emitted and ends its row.
 
-    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room are as of ``speculative.speculate``.
+    ``model``: a decoder opened at ``drafting_point(layers, drafting)``. Rows and room: as of ``speculative.speculate``.
 
     Raises:
         Unsupported: a decoder that cannot take a stopped token up again, or does not show the gate's value.

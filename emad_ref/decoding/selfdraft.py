@@ -1,4 +1,4 @@
-"""Self-speculative decoding with k drafts a round from the point's own readout at one layer: ``drafting`` without a gate.
+"""Self-speculative decoding, k drafts a round by the point's own readout at one layer: ``drafting`` without a gate.
 
     draft    (last token, d_1 … d_k), one feed each, to layer e; d_i from the head there
     verify   those k + 1 tokens run on in one chunk, layers e + 1 … ceiling, over their states and K/V after layer e
