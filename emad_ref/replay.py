@@ -21,11 +21,10 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
-from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import Places, Ran
+from emad_ref.record import Floats, Ints, Work
+from emad_ref.schedule.derived import Probed, flops_at, probed_by, work_at
+from emad_ref.schedule.interface import Places
 from emad_ref.schedule.table import schedule_of
-
-FULL, EXACT = READOUTS.index("full"), FILLS.index("exact")
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Ladder:
         if point.layers != self.trace.layers:
             raise BadArgument("point.layers", point.layers, f"{self.trace.layers}, the layers of the trace")
         self.trace.require_lens(point)
-        replayable = schedule_of(point).in_replay()
+        settle = schedule_of(point).in_replay()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
         bins = self._bins(point) if point.probes else None
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
@@ -75,7 +74,7 @@ class Ladder:
                 self._between(point, number, bins, depth)
             probe = point.probes[number]
             np.copyto(depth, np.int16(probe), where=fires(point, number, self._signal(point, probe), bins, decided))
-        replayable.settle(point, depth)
+        settle(point, depth)
         placed: Ints = depth.reshape(-1)[self.place].astype(np.int64)
         return placed
 
@@ -158,20 +157,10 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
     ``macs_per_row``: multiply-adds of one reading by the point's estimator, retrieval included; 0 for a full head.
 
     Raises:
-        BadArgument: state copying, whose depths no trace knows; a confidence rule that the trace does not record.
+        BadArgument: a confidence rule that the trace does not record.
     """
-    work = Work.none(point.layers)
-    for layer, step in enumerate(_steps(trace, depth, point, macs_per_row)):
-        work.tokens[layer], work.context[layer] = int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
-        if step.ran.fills is not None:
-            work.fills[EXACT, layer] = int(step.ran.fills.sum())
-        if step.probed is not None:
-            work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
-            work.readout_macs[step.heads, layer] = int(step.macs.sum(where=step.probed))
-        alone = int(np.count_nonzero(step.emitted))
-        work.readout_rows[FULL, layer] += alone
-        work.readout_macs[FULL, layer] += alone * step.ahead
-    return work
+    probed = _probed(trace, point, macs_per_row)
+    return work_at(point, Places(trace.position, trace.starts), depth, probed, trace.ahead)
 
 
 def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
@@ -182,68 +171,17 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
     Raises:
         BadArgument: as ``decode_work``.
     """
-    each = np.full(len(trace), float(geometry.input_flops()))
-    for step in _steps(trace, replayed.depth, replayed.point, replayed.macs_per_row):
-        keys = step.ran.keys
-        each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
-        each += step.emitted * (geometry.head_flops() + 2 * step.ahead)
-        if step.probed is not None:
-            head = int(step.heads[FULL]) * geometry.head_flops()
-            each += step.probed * (head + 2 * int(step.heads.sum()) * step.macs)
-        if step.ran.fills is not None:
-            each += step.ran.fills * geometry.kv_fill_flops()
-    return sums(trace, each)
+    point, places = replayed.point, Places(trace.position, trace.starts)
+    probed = _probed(trace, point, replayed.macs_per_row)
+    return sums(trace, flops_at(point, places, replayed.depth, probed, trace.ahead, geometry))
 
 
-@dataclass(frozen=True)
-class _Step:
-    """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's own.
-
-    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
-    of its own, with ``ahead`` multiply-adds a row in front of it.
-    """
-
-    ran: Ran
-    heads: Bools
-    macs: Ints
-    probed: Bools | None
-    emitted: Bools
-    ahead: int
-
-
-def _steps(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int) -> Iterator[_Step]:
-    """Layer by layer from the first."""
-    replayable, places = schedule_of(point).in_replay(), Places(trace.position, trace.starts)
-    probes, asked = _probes_of(trace, point, macs_per_row), replayable.asked(point, places.decided)
-    for layer in range(1, point.layers + 1):
-        probed, emitted = asked & (depth >= layer) if layer in point.probes else None, depth == layer
-        if probed is not None and probes.shows[layer - 1]:
-            emitted &= ~probed
-        ran = replayable.ran(places, depth, layer, point.ceiling)
-        ahead = trace.ahead(layer)
-        yield _Step(ran, probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted, ahead)
-
-
-@dataclass(frozen=True)
-class _Probes:
-    """What probes run; the fields of ``RuleColumns``."""
-
-    heads: Bools
-    shows: Bools
-    macs: Ints
-
-
-def _probes_of(trace: Trace, point: OperatingPoint, macs_per_row: int) -> _Probes:
-    """A rule's as its watch ran them; else one reading by the estimator, of which a full one shows what is emitted."""
+def _probed(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Probed:
+    """A rule's as its watch ran them; else one reading by the estimator."""
     if point.confidence is not None:
         rule = trace.rule(point)
-        return _Probes(rule.heads, rule.shows, rule.macs)
-    kind = READOUTS.index(point.estimator.kind)
-    heads = np.zeros((len(READOUTS), point.layers), dtype=np.bool_)
-    heads[kind] = True
-    # a full head's own cost stands in the geometry
-    macs = np.array([trace.ahead(layer) if kind == FULL else macs_per_row for layer in range(1, point.layers + 1)])
-    return _Probes(heads, np.full(point.layers, kind == FULL), np.broadcast_to(macs, (len(trace), point.layers)))
+        return Probed(rule.heads, rule.shows, rule.macs)
+    return probed_by(point, len(trace), trace.ahead, macs_per_row)
 
 
 def prompt_work(prompts: Ints, point: OperatingPoint) -> Work:

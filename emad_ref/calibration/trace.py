@@ -123,9 +123,10 @@ class Trace:
             raise BadArgument("signal", signal, f"one that this trace records ({', '.join(self.signals)})")
         return self.signals[signal]
 
-    def ahead(self, layer: int) -> int:
-        """Multiply-adds per row of the lens in front of a head after ``layer``."""
-        return 0 if self.macs_ahead is None else int(self.macs_ahead[layer - 1])
+    @property
+    def ahead(self) -> Ints:
+        """int64 [L] multiply-adds per row of the lens in front of a head after each layer."""
+        return np.zeros(self.layers, dtype=np.int64) if self.macs_ahead is None else self.macs_ahead
 
     def require_lens(self, point: OperatingPoint) -> None:
         """Refuse a point that reads below the last layer by another lens than this trace.

@@ -345,6 +345,18 @@ class WalkedDecoder:
         session = self._open(prompts, capacity=longest + max_new)
         return session, session.prefill_whole(prompts) if self.point.fixed else session.prefill(prompts)
 
+    def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
+        """What prompt positions before the last cost, of what ``begin`` executed."""
+        work = Work.none(self.stepper.layers)
+        widest = max(len(p.tokens) for p in prompts)
+        if self.point.fixed:
+            work.tokens[: self.point.ceiling] = len(prompts) * (widest - 1)
+            work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
+        elif widest > 1:
+            rows = sum(len(p.tokens) > 1 for p in prompts)
+            count_blocks(work, 0, self.point.ceiling, rows, widest - 1, widest - 1)
+        return self._with_sources(work, prompts)
+
     def synchronize(self) -> None:
         for device in {self.stepper.device, *self.stepper.places}:
             if device.type == "cuda":
@@ -400,7 +412,7 @@ class WalkedDecoder:
                 picked, alive = picked[keep], [alive[i] for i in keep]
             session.commit(session.length)
             arrival = session.advance(picked[:, None], None)
-        prompt_work = self._prompt_work(prompts)
+        prompt_work = self.prompt_work(prompts)
         return Record(
             tokens=log.tokens(),
             signal=np.array(log.signal).reshape(len(log.signal), probes),
@@ -409,18 +421,6 @@ class WalkedDecoder:
             work={0: session.work},
             prompt_work={0: prompt_work},
         )
-
-    def _prompt_work(self, prompts: Sequence[Prompt]) -> Work:
-        """What prompt positions before the last cost, of what ``prefill`` or ``prefill_whole`` executed."""
-        work = Work.none(self.stepper.layers)
-        widest = max(len(p.tokens) for p in prompts)
-        if self.point.fixed:
-            work.tokens[: self.point.ceiling] = len(prompts) * (widest - 1)
-            work.context[: self.point.ceiling] = len(prompts) * (widest - 1) * widest
-        elif widest > 1:
-            rows = sum(len(p.tokens) > 1 for p in prompts)
-            count_blocks(work, 0, self.point.ceiling, rows, widest - 1, widest - 1)
-        return self._with_sources(work, prompts)
 
     def _with_sources(self, work: Work, prompts: Sequence[Prompt]) -> Work:
         """``work`` of prompts, and what their sources cost up to there: the encoder, and K/V that prompts asked for."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Ints
 from emad_ref.schedule.free import Deferred, ran_deferred
-from emad_ref.schedule.interface import Admission, Replayable, Schedule
+from emad_ref.schedule.interface import Admission, Schedule
 
 
 def _admit(point: OperatingPoint, trail: Sequence[int], first: int, length: int) -> Admission:
@@ -40,5 +40,7 @@ CHUNKED = Schedule(
     admit=_admit,
     flow=Deferred,
     why="under the chunked schedule a chunk keeps the depth of its first token",
-    replayable=Replayable(_settle, _first_of_a_chunk, ran_deferred),
+    asked=_first_of_a_chunk,
+    ran=ran_deferred,
+    settle=_settle,
 )

@@ -13,7 +13,7 @@ import torch
 from emad_ref.record import FILLS, Ints
 from emad_ref.schedule.flow import Leave, Start, rows_of
 from emad_ref.schedule.free import WHY, up_to_the_ceiling
-from emad_ref.schedule.interface import Schedule
+from emad_ref.schedule.interface import Places, Ran, Schedule, every_token, ran_once
 
 COPIED = FILLS.index("copied")
 
@@ -40,11 +40,19 @@ class Copying(Leave):
             self.store.work.fills[COPIED, layer - 1] += states.shape[:2].numel()
 
 
+def _ran(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
+    """A token runs a layer on its own way up; above its depth its copy is filled in, up to the ceiling."""
+    return ran_once(places, depth, layer, ceiling)._replace(fills=(depth < layer) & (layer <= ceiling))
+
+
 COPYING = Schedule(
     name="copying",
     admit=up_to_the_ceiling,
     flow=Copying,
     why=WHY,
-    replayable=None,
+    asked=every_token,
+    ran=_ran,
+    settle=None,
     unreplayable="copied states are decoded, not replayed",
+    fills="copied",
 )

@@ -21,7 +21,7 @@ from emad_ref.models.cache import Cache
 from emad_ref.point import OperatingPoint
 from emad_ref.record import FILLS, Ints
 from emad_ref.schedule.flow import Leave, Store, count_blocks, rows_of
-from emad_ref.schedule.interface import Admission, Places, Ran, Replayable, Schedule, every_token
+from emad_ref.schedule.interface import Admission, Places, Ran, Schedule, every_token
 
 EXACT = FILLS.index("exact")
 WHY = "no layer lies outside the model or above the ceiling"
@@ -175,7 +175,9 @@ FREE_EAGER = Schedule(
     admit=up_to_the_ceiling,
     flow=Eager,
     why=WHY,
-    replayable=Replayable(_settle, every_token, _ran_eagerly),
+    asked=every_token,
+    ran=_ran_eagerly,
+    settle=_settle,
 )
 
 FREE_DEFERRED = Schedule(
@@ -183,6 +185,8 @@ FREE_DEFERRED = Schedule(
     admit=up_to_the_ceiling,
     flow=Deferred,
     why=WHY,
-    replayable=Replayable(_settle, every_token, ran_deferred),
+    asked=every_token,
+    ran=ran_deferred,
+    settle=_settle,
     deepens=True,
 )

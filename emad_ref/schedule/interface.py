@@ -4,7 +4,8 @@ A schedule turns fires of a rule into admissible depth, and says what K/V repair
 
     admission   what the next token may take, given the depths of the decided tokens before it
     flow        what a decoding step does with rows that stop, and with the K/V they leave unwritten above (``flow``)
-    replay      fires → depth over whole sequences, and the work that those depths imply, where both are exact
+    replay      fires → depth over whole sequences, where that is exact
+    work        who is asked, and what each layer runs, given the depths (``derived``)
     refusal     why a depth other than the admitted ones is wrong, and why there is no replay
 
 ``table`` lists all of them; replay and decoding read it, so that a schedule is one module and one row. This module
@@ -38,7 +39,7 @@ class Ran(NamedTuple):
     """What decoding makes one layer run, token by token: ``keys`` int64 [tokens] that each attended to, 0 for those
     that did not run the block.
 
-    ``fills`` bool [tokens]: of which it only writes K and V, from their true states; None: of none.
+    ``fills`` bool [tokens]: of which it only writes K and V; None: of none.
     """
 
     keys: Ints
@@ -68,19 +69,7 @@ class Places:
         return ends
 
 
-@dataclass(frozen=True)
-class Replayable:
-    """What follows from fires alone, where the state of every token at its depth is the full model's.
-
-    ``settle(point, depth)``  turns first fires int16 [longest, sequences], rows being decided tokens from each
-                              sequence's first, into depths, in place.
-    ``asked(point, decided)`` bool [tokens]: whether the rule is asked about the tokens of these indices [tokens].
-    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one.
-    """
-
-    settle: Callable[[OperatingPoint, NDArray[np.int16]], None]
-    asked: Callable[[OperatingPoint, Ints], Bools]
-    ran: Callable[[Places, Ints, int, int], Ran]
+Settle = Callable[[OperatingPoint, NDArray[np.int16]], None]
 
 
 @dataclass(frozen=True)
@@ -91,7 +80,12 @@ class Schedule:
                     sequence's tokens, oldest first; those before index ``first`` are its prompt.
     ``flow``        opens the flow of one step.
     ``why``         why a depth it does not admit is wrong, as messages end.
-    ``replayable``  None where only decoding knows the depths; then ``unreplayable`` says why.
+    ``asked(point, decided)`` bool [tokens]: whether the rule is asked about the tokens of these indices [tokens].
+    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one.
+    ``fills``       which of ``record.FILLS`` its K/V-only passes are.
+    ``settle(point, depth)`` turns first fires int16 [longest, sequences], rows being decided tokens from each
+                    sequence's first, into depths, in place: exact where the state of every token at its depth is the
+                    full model's. None where only decoding knows the depths; then ``unreplayable`` says why.
     ``never_rises`` K/V above a row's cap are never asked for again: a commit frees them.
     ``deepens``     tokens that stopped keep their state, and may be taken up to any depth again (``Session.deepen``).
     ``ruleless``    the place of a token decides its depth, whatever fires.
@@ -103,22 +97,25 @@ class Schedule:
     admit: Callable[[OperatingPoint, Sequence[int], int, int], Admission]
     flow: Callable[[Start], Flow]
     why: str
-    replayable: Replayable | None
+    asked: Callable[[OperatingPoint, Ints], Bools]
+    ran: Callable[[Places, Ints, int, int], Ran]
+    settle: Settle | None
     unreplayable: str = ""
+    fills: str = "exact"
     never_rises: bool = False
     deepens: bool = False
     ruleless: bool = False
     by_prefix: bool = False
 
-    def in_replay(self) -> Replayable:
-        """How it is replayed.
+    def in_replay(self) -> Settle:
+        """How fires become depths where it is replayed.
 
         Raises:
             BadArgument: it cannot be.
         """
-        if self.replayable is None:
+        if self.settle is None:
             raise BadArgument("point.schedule", self.name, "an exact schedule", self.unreplayable)
-        return self.replayable
+        return self.settle
 
 
 def every_token(point: OperatingPoint, decided: Ints) -> Bools:

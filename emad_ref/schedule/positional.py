@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Ints
 from emad_ref.schedule.flow import Leave
-from emad_ref.schedule.interface import Admission, Replayable, Schedule, ran_once
+from emad_ref.schedule.interface import Admission, Schedule, ran_once
 
 
 def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
@@ -44,7 +44,9 @@ POSITIONAL = Schedule(
     admit=_admit,
     flow=Leave,
     why="under the positional schedule the place of a token decides its depth",
-    replayable=Replayable(_settle, _nobody, ran_once),
+    asked=_nobody,
+    ran=ran_once,
+    settle=_settle,
     never_rises=True,
     ruleless=True,
 )

@@ -98,7 +98,7 @@ def is_replayable(point: OperatingPoint) -> bool:
     decoded.
     """
     recorded = SIGNALS[point.signal].alone and point.estimator == Estimator() and point.confidence is None
-    return recorded and point.lens is None and schedule_of(point).replayable is not None
+    return recorded and point.lens is None and schedule_of(point).settle is not None
 
 
 def replayed(stepper: Stepper, point: OperatingPoint, batch: Sequence[Forced]) -> list[Answer]:

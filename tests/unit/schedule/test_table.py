@@ -119,20 +119,20 @@ def test_replayed_depths_are_what_is_admitted_token_by_token(
     for column, fires in enumerate(rows):
         grid[: len(fires), column] = fires
     chosen = point(name)
-    SCHEDULES[name].in_replay().settle(chosen, grid)
+    SCHEDULES[name].in_replay()(chosen, grid)
     for column, fires in enumerate(rows):
         assert grid[: len(fires), column].tolist() == trail_of(name, fires, first)[0]
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName) -> None:
     admitted = trail_of(name, [4] * 11, 2)[1]
-    asked = SCHEDULES[name].in_replay().asked(point(name), np.arange(11))
+    asked = SCHEDULES[name].asked(point(name), np.arange(11))
     assert asked.tolist() == [not one.held for one in admitted]
 
 
 def test_copying_is_not_replayed_and_says_why() -> None:
-    assert [name for name, schedule in SCHEDULES.items() if schedule.replayable is None] == ["copying"]
+    assert [name for name, schedule in SCHEDULES.items() if schedule.settle is None] == ["copying"]
     with pytest.raises(BadArgument, match=r"'copying'.*an exact schedule.*copied states are decoded, not replayed"):
         SCHEDULES["copying"].in_replay()
 
@@ -148,22 +148,31 @@ RAN = {  # per layer 1 … 4: keys of each token, worked out by hand
     # fourth never
     "deferred": [ALL, [4, 6, 6, 0, 2, 2], FIRST, NONE],
 }
-FILLED = {"eagerly": {3: [False, True, True, True, True, True]}}  # layer → tokens of which it writes K and V alone
+FILLED: dict[str, dict[int, list[bool]]] = {  # layer → tokens of which it writes K and V alone
+    "free_eager": {3: [False, True, True, True, True, True]},
+    "copying": {
+        1: [False] * 6,
+        2: [False, True, False, True, True, False],
+        3: [False, True, True, True, True, True],
+        4: [False] * 6,
+    },
+}
 WAYS: dict[ScheduleName, str] = {
     "monotone": "once",
     "positional": "once",
+    "copying": "once",
     "free_eager": "eagerly",
     "free_deferred": "deferred",
     "chunked": "deferred",
 }
 
 
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_work_that_depths_imply(name: ScheduleName) -> None:
-    ran = [SCHEDULES[name].in_replay().ran(PLACES, DEPTH, layer, 3) for layer in range(1, 5)]
+    ran = [SCHEDULES[name].ran(PLACES, DEPTH, layer, 3) for layer in range(1, 5)]
     assert [each.keys.tolist() for each in ran] == RAN[WAYS[name]]
     filled = {layer: each.fills.tolist() for layer, each in enumerate(ran, start=1) if each.fills is not None}
-    assert filled == FILLED.get(WAYS[name], {})
+    assert filled == FILLED.get(name, {})
 
 
 def test_places_count_within_their_sequences() -> None:
