@@ -1,0 +1,224 @@
+"""How long a token will take, from what its parts cost: arithmetic on ``meters.costs``, nothing is run.
+
+    lossy exits   step + Σ_ℓ passes through layer ℓ + heads + readings at probes + fills, a token
+    drafting      (k + 1 passes to layer e, k draft heads, gates, one pass of k + 1 tokens above e with its heads)
+                  / tokens emitted, a round; averaged over rounds by the number of their drafts k
+
+What each schedule runs is that of its flow (``schedule``): ``monotone`` and ``positional`` leave, ``free_eager`` runs
+every block but the last, ``copying`` and ``translated`` fill K and V of the layers above an exit, ``free_deferred`` and
+``chunked`` take waiting tokens along in one pass. One row; a mean number of keys.
+
+Depths come as shares. How many tokens wait where a deferred layer runs depends on their order too: ``passes_of`` says
+it of depths in order; without that exits are taken to be independent of one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.decoding.drafting import Drafting
+from emad_ref.errors import BadArgument
+from emad_ref.meters.costs import Costs
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.record import Floats, Ints
+
+LEAVING = ("monotone", "positional")
+DEFERRING = ("free_deferred", "chunked")
+READ = ("full", "linear")  # estimators whose readings are costed
+UNLIKELY = 1e-9  # share of passes that a tail of still longer ones may hold
+
+
+@dataclass(frozen=True, eq=False)
+class Rounds:
+    """Rounds of drafting: ``drafts`` [longest + 1] share of rounds with so many drafts; ``tokens`` emitted a round."""
+
+    drafts: Floats
+    tokens: float
+
+    def __post_init__(self) -> None:
+        _require_shares("rounds.drafts", self.drafts)
+        if not 1 <= self.tokens <= len(self.drafts):
+            raise BadArgument("rounds.tokens", self.tokens, f"1–{len(self.drafts)}", "a round emits one more at most")
+
+
+def shares_of(depths: Ints, layers: int) -> Floats:
+    """[L] share of tokens at each depth 1…L, of ``depths`` in any order."""
+    shares: Floats = np.bincount(depths.ravel(), minlength=layers + 1)[1:] / depths.size
+    return shares
+
+
+def seconds_per_token(
+    costs: Costs,
+    point: OperatingPoint,
+    depth_shares: Floats,
+    *,
+    keys: float | None = None,
+    passes: Floats | None = None,
+) -> float:
+    """Seconds of one decoded token at ``point``: the sum of ``parts_of_token``, which says what it takes and raises."""
+    return sum(parts_of_token(costs, point, depth_shares, keys=keys, passes=passes).values())
+
+
+def parts_of_token(
+    costs: Costs,
+    point: OperatingPoint,
+    depth_shares: Floats,
+    *,
+    keys: float | None = None,
+    passes: Floats | None = None,
+) -> dict[str, float]:
+    """Seconds a decoded token spends in each part of a step.
+
+    Args:
+        depth_shares: [L] share of tokens at each depth 1…L (``shares_of``).
+        keys: mean number of keys; those that blocks were timed at by default.
+        passes: under a deferred schedule, [L, n] passes of 1, 2, … tokens through each layer, per token
+            (``passes_of``); by default as if exits were independent of one another.
+
+    Raises:
+        BadArgument: shares of other layers, that do not sum to 1, or above the ceiling; a reading or a part whose cost
+            was not measured.
+    """
+    _require_point(costs, point, depth_shares)
+    reached = depth_shares[::-1].cumsum()[::-1]  # [L] share of tokens that run layer ℓ
+    asked = 1 / point.period if point.schedule == "chunked" and point.period else 1.0
+    reads = asked * sum(float(reached[probe - 1]) for probe in point.probes)
+    stopped = {layer: float(share) for layer, share in enumerate(depth_shares, start=1) if share}
+    shown = asked * sum(share for layer, share in stopped.items() if layer in point.probes)  # emit what a probe read
+    full = point.estimator.kind == "full"
+    below = sum(share for layer, share in stopped.items() if layer < costs.layers)
+    heads = reads + 1 - shown if full else 1.0
+    translated = (reads + below - shown if full else below) if point.lens is not None else 0.0
+    return {
+        "step": costs.step,
+        **_blocks(costs, point, reached, stopped, keys, passes),
+        "heads": heads * costs.heads(),
+        "lens": translated * costs.of("lens") if translated else 0.0,
+        "probes": reads * costs.probe,
+        "gates": reads * costs.of("gate") if reads and not full else 0.0,
+    }
+
+
+def seconds_per_token_drafting(costs: Costs, drafting: Drafting, rounds: Rounds, *, keys: float | None = None) -> float:
+    """Seconds of one emitted token where a model drafts for itself (``decoding.drafting``).
+
+    Raises:
+        BadArgument: more drafts than ``drafting`` allows; a part whose cost was not measured.
+    """
+    if len(rounds.drafts) > drafting.longest + 1:
+        raise BadArgument("rounds.drafts", len(rounds.drafts) - 1, f"at most {drafting.longest} drafts a round")
+    drafting.require(costs.layers, costs.vocabulary)
+    shares = enumerate(rounds.drafts.tolist())
+    seconds = sum(share * seconds_of_round(costs, drafting, drafts, keys=keys) for drafts, share in shares if share)
+    return seconds / rounds.tokens
+
+
+def seconds_of_round(costs: Costs, drafting: Drafting, drafts: int, *, keys: float | None = None) -> float:
+    """Seconds of a round of so many ``drafts``: they and the last token go to the draft layer one by one, then on."""
+    above = costs.layers - drafting.layer
+    asked = 0 if drafting.gate is None or np.isinf(drafting.threshold) else min(drafts + 1, drafting.longest)
+    ids = drafting.vocabulary
+    drafted = costs.heads() if ids is None else costs.pruned_head(len(ids))
+    lens = 0.0 if drafting.lens is None or not drafts else costs.of("lens")
+    alone = costs.shallow(drafting.layer, keys) if drafts else costs.blocks(drafting.layer, keys=keys)
+    return (
+        costs.step
+        + drafts * costs.token
+        + (drafts + 1) * alone
+        + drafts * (drafted + lens)
+        + (asked * costs.of("gate") if asked else 0.0)
+        + costs.blocks(above, drafts + 1, keys)
+        + costs.heads(drafts + 1)
+    )
+
+
+def passes_of(depths: Iterable[Ints], layers: int, ceiling: int | None = None) -> Floats:
+    """[L, longest] passes of 1, 2, … tokens through each layer, per token, where exits are deferred.
+
+    ``depths``: decided depths of each sequence, in order. A layer runs for a token that is as deep, with every token
+    before it that has not run it yet.
+    """
+    sequences, last = list(depths), layers if ceiling is None else ceiling
+    counted: dict[tuple[int, int], int] = {}
+    for sequence in sequences:
+        for layer in range(1, last + 1):
+            ran = np.flatnonzero(sequence >= layer)
+            for size in np.diff(ran, prepend=-1).tolist():
+                counted[layer, size] = counted.get((layer, size), 0) + 1
+    longest = max(size for _, size in counted)
+    passes = np.zeros((layers, longest))
+    for (layer, size), times in counted.items():
+        passes[layer - 1, size - 1] = times
+    return passes / sum(len(sequence) for sequence in sequences)
+
+
+def predicted_table(
+    costs: Costs, points: Mapping[str, tuple[OperatingPoint, Floats]], *, keys: float | None = None
+) -> dict[str, tuple[float, float]]:
+    """Name → (seconds a token, how many times as fast as full depth) of points and their depth shares."""
+    whole = np.zeros(costs.layers)
+    whole[-1] = 1.0
+    full = seconds_per_token(costs, full_depth(costs.layers), whole, keys=keys)
+    seconds = {name: seconds_per_token(costs, *each, keys=keys) for name, each in points.items()}
+    return {name: (each, full / each) for name, each in seconds.items()}
+
+
+# ---------------------------------------------------------------- private
+
+
+def _blocks(
+    costs: Costs,
+    point: OperatingPoint,
+    reached: Floats,
+    stopped: Mapping[int, float],
+    keys: float | None,
+    passes: Floats | None,
+) -> dict[str, float]:
+    """Seconds of blocks and of K/V fills."""
+    schedule, ceiling = point.schedule, point.ceiling
+    early = 1 - stopped.get(ceiling, 0.0)
+    ran = float(reached.sum())  # layers of a mean token
+    if schedule in DEFERRING:
+        sizes = [_independent(float(share)) for share in reached] if passes is None else list(passes)
+        return {"blocks": sum(float(row @ costs.passes(np.arange(1.0, len(row) + 1), keys)) for row in sizes)}
+    if schedule == "free_eager":
+        fills = early
+        return {"blocks": costs.blocks(ceiling - early, keys=keys), "fills": fills * costs.of("fill") if fills else 0.0}
+    blocks = {"blocks": costs.blocks(ran, keys=keys)}
+    if schedule in LEAVING:
+        return blocks
+    fills = ceiling - ran
+    each_fill = 0.0 if not fills else costs.of("fill")
+    if schedule == "translated" and fills:
+        each_fill += costs.of("translator")
+    return {**blocks, "fills": fills * each_fill}
+
+
+def _independent(share: float) -> Floats:
+    """[n] passes of 1, 2, … tokens per token, where each token runs the layer with probability ``share``."""
+    if share >= 1:
+        return np.ones(1)
+    if share <= 0:
+        return np.zeros(1)
+    longest = int(np.ceil(np.log(UNLIKELY) / np.log1p(-share)))
+    return share**2 * (1 - share) ** np.arange(longest)
+
+
+def _require_point(costs: Costs, point: OperatingPoint, depth_shares: Floats) -> None:
+    if point.layers != costs.layers or depth_shares.shape != (costs.layers,):
+        raise BadArgument("depth_shares", depth_shares.shape, f"shape [{costs.layers}], of the layers that were timed")
+    _require_shares("depth_shares", depth_shares)
+    if depth_shares[point.ceiling :].any():
+        deepest = int(np.flatnonzero(depth_shares)[-1]) + 1
+        raise BadArgument("depth_shares", deepest, f"no depth above the ceiling {point.ceiling}")
+    if point.probes and (point.estimator.kind not in READ or point.confidence is not None):
+        found = "a confidence" if point.confidence is not None else point.estimator.name
+        raise BadArgument("point.estimator", found, f"one whose cost is measured ({', '.join(READ)})")
+
+
+def _require_shares(name: str, shares: Floats) -> None:
+    if shares.ndim != 1 or not (shares >= 0).all() or not np.isclose(shares.sum(), 1):
+        raise BadArgument(name, shares.tolist(), "shares ≥ 0 that sum to 1")
