@@ -21,9 +21,10 @@ from emad_ref.calibration.fit import PENALTY, Moments, ridge
 from emad_ref.calibration.profile import require_probes
 from emad_ref.calibration.resume import limited
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched
-from emad_ref.calibration.tuning import divergence_nats, states_and_final
+from emad_ref.calibration.tuning import states_and_final
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
+from emad_ref.readout.signals import divergence_nats
 from emad_ref.readout.tuned import lens_named
 
 TOKENS = 20_000

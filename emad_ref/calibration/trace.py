@@ -6,8 +6,8 @@ earlier tokens ran. So one full-depth pass that records, for every token and lay
     −log p_ℓ(next token) (nats)   argmax p_ℓ   max p_ℓ   every signal that one layer's readout decides (H_ℓ, …)
 
 decides quality at every operating point by array arithmetic (``emad_ref.replay``). Which signals those are stands in
-``emad_ref.signals``. Estimates of H_ℓ and what confidence rules see and emit (``rules``) stand beside these columns
-where they were asked for.
+``emad_ref.signals``. Estimates of H_ℓ, what confidence rules see and emit (``rules``), and the true divergence
+KL(p_L ‖ p_ℓ), which no rule can know, stand beside these columns where they were asked for.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import require_finite
+from emad_ref.readout.signals import divergence_nats, require_finite
 from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import ENTROPY, LAYERWISE, Readout
+from emad_ref.signals import ENTROPY, LAYERWISE, Readout, raised
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
@@ -84,6 +84,7 @@ class Trace:
     ``prompts``: int64 [sequences] positions before the first decided one.
     ``lens``: digest of the tuned lens that all of it was read through, estimates apart; None: the model's own head.
     ``macs_ahead``: int64 [L] multiply-adds per row of that lens in front of a head after each layer.
+    ``divergence_nats``: float32 [tokens, L] KL(p_L ‖ p_ℓ), 0 at L: what ceilings are made of; None: not asked for.
     """
 
     signals: dict[str, NDArray[np.float32]]
@@ -100,6 +101,7 @@ class Trace:
     rules: dict[Rule, RuleColumns] = field(default_factory=dict)
     lens: str | None = None
     macs_ahead: Ints | None = None
+    divergence_nats: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.token)
@@ -122,6 +124,17 @@ class Trace:
         if signal not in self.signals:
             raise BadArgument("signal", signal, f"one that this trace records ({', '.join(self.signals)})")
         return self.signals[signal]
+
+    def divergence(self) -> NDArray[np.float32]:
+        """[tokens, L] ``divergence_nats``.
+
+        Raises:
+            BadArgument: a trace that was not asked to record it.
+        """
+        if self.divergence_nats is None:
+            expected = "one that records KL(p_L ‖ p_ℓ)"
+            raise BadArgument("trace.divergence_nats", None, expected, "take one with it: take_trace(divergence=True)")
+        return self.divergence_nats
 
     @property
     def ahead(self) -> Ints:
@@ -190,6 +203,7 @@ class Trace:
             signals={signal: column[rows] for signal, column in self.signals.items()},
             estimates={estimator: column[rows] for estimator, column in self.estimates.items()},
             rules={rule: columns.of_tokens(rows) for rule, columns in self.rules.items()},
+            divergence_nats=None if self.divergence_nats is None else self.divergence_nats[rows],
         )
 
     @property
@@ -213,6 +227,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
         raise EmptyCorpus("corpus=[], but expected at least one document of two tokens; check the source and the split")
     rows = (*COLUMNS, "token", "target", "position", "prompts")
     lengths = np.concatenate([part.lengths for part in parts])
+    told = any(part.divergence_nats is not None for part in parts)
     return Trace(
         **{name: np.concatenate([getattr(part, name) for part in parts]) for name in rows},
         signals={signal: np.concatenate([part.signals[signal] for part in parts]) for signal in parts[0].signals},
@@ -224,6 +239,7 @@ def joined(parts: Sequence[Trace]) -> Trace:
         lens=parts[0].lens,
         macs_ahead=parts[0].macs_ahead,
         rules={rule: RuleColumns.joined([part.rules[rule] for part in parts]) for rule in parts[0].rules},
+        divergence_nats=np.concatenate([part.divergence() for part in parts]) if told else None,
     )
 
 
@@ -365,11 +381,12 @@ def trace_batch(
     observe: Observer | None = None,
     rules: Mapping[Rule, OperatingPoint] = NO_RULES,
     lens: str | None = None,
+    divergence: bool = False,
 ) -> Trace:
     """The trace of one batch in one forward, through the attached ``lens`` of that digest.
 
     ``readers``: estimator → (layers it is asked after, its reader). ``observe(layer, states [tokens, D], entropy)`` is
-    called after every layer. ``rules``: rule → any point of it.
+    called after every layer. ``rules``: rule → any point of it. ``divergence``: as of ``take_trace``.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -383,13 +400,21 @@ def trace_batch(
     }
     remembered: dict[int, Tensor] = {}
     compared, tuned = layers_of(rules), lens_named(stepper, lens)
-    for layer, states in enumerate(states_after(stepper, batch), start=1):
+    climbed: Iterable[Tensor] = states_after(stepper, batch)
+    final: Tensor | None = None
+    apart: list[NDArray[np.float32]] = []
+    if divergence:  # known at the end alone: states wait, which are D wide; logits would be V wide
+        climbed = list(climbed)
+        final = raised(stepper.logits(climbed[-1])).log_softmax(dim=-1)
+    for layer, states in enumerate(climbed, start=1):
         if layer in compared:
             remembered[layer] = states
         logits = stepper.logits(states if tuned is None else tuned(states, layer))
         read = readings(logits, target, f"after layer {layer}")
         for name, column in columns.items():
             column.append(read[name].cpu().numpy())
+        if final is not None:
+            apart.append(divergence_nats(final, logits).float().cpu().numpy())
         for estimator, (layers, reader) in readers.items():
             if layer in layers:
                 estimate = reader.read(states, list(layers).index(layer)).entropy_nats
@@ -408,6 +433,7 @@ def trace_batch(
         rules={},
         lens=lens,
         macs_ahead=None if tuned is None else macs_ahead(tuned, stepper.layers),
+        divergence_nats=np.stack(apart, axis=1) if divergence else None,
     )
     return replace(trace, rules=rule_columns(stepper, rules, remembered, target, trace.nll_nats, trace.top1))
 
@@ -419,6 +445,7 @@ def stream(
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
+    divergence: bool = False,
 ) -> Iterator[Trace]:
     """Traces batch by batch: constant memory, whatever the length of the corpus."""
     distinct = {Rule.of(point): point for point in rules}
@@ -426,7 +453,7 @@ def stream(
         estimator: (tuple(layers), reader_of(stepper, estimator, layers)) for estimator, layers in estimators.items()
     }
     for batch in batched(sequences):
-        yield trace_batch(stepper, batch, readers, observe, distinct, lens)
+        yield trace_batch(stepper, batch, readers, observe, distinct, lens, divergence)
 
 
 def take_trace(
@@ -437,6 +464,7 @@ def take_trace(
     observe: Observer | None = None,
     rules: Iterable[OperatingPoint] = (),
     lens: str | None = None,
+    divergence: bool = False,
     progress: str | None = None,
     file: TextIO | None = None,
 ) -> Trace:
@@ -447,6 +475,7 @@ def take_trace(
     the plain columns, and [tokens, L] of memory four times over.
     ``lens``: digest of a tuned lens attached to ``stepper``, through which all but the last layer are then read, for
     points with that lens; estimates and rules are of the states and the model's own head all the same.
+    ``divergence``: record KL(p_L ‖ p_ℓ), too: one more head a batch, and its states after all layers held at once.
 
     Raises:
         EmptyCorpus: no sequences.
@@ -457,7 +486,7 @@ def take_trace(
         raise BadArgument("rules", [point.name for point in rules], "none through a lens", "take a trace without it")
     given = list(sequences)
     order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
-    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules, lens)
+    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules, lens, divergence)
     bar = tqdm(traces, desc=progress, disable=progress is None, unit="batch", file=file)
     return joined(list(bar)).reordered(np.argsort(order))
 

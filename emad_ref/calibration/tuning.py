@@ -36,7 +36,7 @@ from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, stat
 from emad_ref.errors import BadArgument
 from emad_ref.files import read_bytes, require_writable, writing
 from emad_ref.models.stepper import Stepper
-from emad_ref.readout.signals import NotFinite
+from emad_ref.readout.signals import NotFinite, divergence_nats
 from emad_ref.readout.tuned import Translator, TunedLens
 from emad_ref.record import Floats
 from emad_ref.signals import raised
@@ -166,14 +166,6 @@ def fit_lens(
         )
     raw, tuned = (dict(zip(plan.layers, (row / state.tokens).tolist(), strict=True)) for row in state.nats)
     return FittedLens(lens, plan.to_json(), raw, tuned, state.tokens)
-
-
-def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
-    """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
-    log_q = torch.log_softmax(raised(logits), dim=-1)
-    # where the final distribution has nothing, nothing can be missed: 0·(−inf) would be NaN
-    terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
-    return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below it
 
 
 # ---------------------------------------------------------------- the fit

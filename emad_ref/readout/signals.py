@@ -5,6 +5,7 @@ What contrasts several readouts stands in ``contrast``, what remembers them from
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,14 @@ def saturation(hidden: Tensor, below: Tensor) -> Tensor:
     lengths = torch.linalg.vector_norm(here, dim=-1) * torch.linalg.vector_norm(there, dim=-1)
     cosine: Tensor = (here * there).sum(dim=-1) / lengths
     return cosine
+
+
+def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
+    """KL(final ‖ softmax(logits)) in nats [tokens], never below 0, of ``final_log_p`` and ``logits`` [tokens, V]."""
+    log_q = torch.log_softmax(raised(logits), dim=-1)
+    # where the final distribution has nothing, nothing can be missed: 0·(−inf) would be NaN
+    terms = (final_log_p.exp() * (final_log_p - log_q)).masked_fill(final_log_p == -math.inf, 0.0)
+    return terms.sum(dim=-1).clamp_min(0.0)  # rounding leaves a few 1e-7 below it
 
 
 def require_finite(entropy: Tensor, where: str) -> None:

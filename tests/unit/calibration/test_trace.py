@@ -14,6 +14,7 @@ from emad_ref.calibration.trace import (
     batched,
     joined,
     lens_logits,
+    lens_states,
     padded,
     shared_inputs,
     stream,
@@ -26,7 +27,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.signals import NotFinite
+from emad_ref.readout.tuned import lens_named
 from emad_ref.signals import LAYERWISE
+from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
 ROUNDING = 1e-5  # traces hold float32
@@ -39,6 +42,40 @@ def stepper():
 
 def sequence(length, start=0, seed=0):
     return TokenSequence(np.random.default_rng(seed).integers(0, VOCABULARY, length), start)
+
+
+# ---------------------------------------------------------------- the divergence
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("tuned", [False, True])
+def test_the_divergence_is_that_of_plain_logits_and_none_at_the_end(stepper, tuned):
+    lens = attached(stepper, range(1, LAYERS), 3) if tuned else None
+    texts = [sequence(n, at, seed=n) for n, at in ((30, 0), (9, 5), (17, 3))]
+    trace = take_trace(stepper, texts, lens=lens, divergence=True)
+    found = trace.divergence()
+    expected = []
+    for text in texts:
+        for layer, states in enumerate(lens_states(stepper, text.tokens[:-1], text.adaptive_from), start=1):
+            read = states if lens is None else lens_named(stepper, lens)(states, layer)
+            expected.append(stepper.logits(read).double().log_softmax(dim=-1))
+    rows = [torch.stack(expected[at : at + LAYERS]) for at in range(0, len(expected), LAYERS)]  # [L, n, V] each
+    kl = [(log_p[-1].exp() * (log_p[-1] - log_p)).sum(dim=-1).T.numpy() for log_p in rows]
+    assert np.abs(found - np.concatenate(kl)).max() < ROUNDING
+    assert found.dtype == np.float32
+    assert not found[:, -1].any()
+    assert found[:, :-1].min() > 0
+
+
+def test_a_divergence_is_held_only_where_it_was_asked_for(stepper):
+    texts = [sequence(12), sequence(20, 3)]
+    plain, asked = take_trace(stepper, texts), take_trace(stepper, texts, divergence=True)
+    assert np.array_equal(plain.nll_nats, asked.nll_nats)
+    assert np.array_equal(asked.reordered(np.array([1, 0])).divergence()[: asked.lengths[1]], asked.divergence()[11:])
+    with pytest.raises(BadArgument, match=r"take_trace\(divergence=True\)"):
+        plain.divergence()
+    with pytest.raises(BadArgument, match="divergence_nats"):
+        joined([plain, asked])
 
 
 # ---------------------------------------------------------------- windows

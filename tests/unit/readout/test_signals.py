@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from emad_ref.readout.signals import NotFinite, entropy_nats, require_finite
+from emad_ref.readout.signals import NotFinite, divergence_nats, entropy_nats, require_finite
 
 
 def test_entropy_is_scipys():
@@ -49,3 +50,13 @@ def test_a_refusal_counts_the_bad_rows_and_names_the_place():
     require_finite(torch.tensor([0.0, 1.0]), "after layer 3")
     with pytest.raises(NotFinite, match=r"logits after layer 3: 1 of 2 rows give no finite entropy.*check the weights"):
         require_finite(torch.tensor([0.0, torch.nan]), "after layer 3")
+
+
+def test_kl_is_never_negative_and_nothing_is_missed_where_nothing_is():
+    final = torch.log_softmax(torch.tensor([[1.0, -torch.inf, 0.0], [2.0, 1.0, 0.0]]), dim=-1)
+    found = divergence_nats(final, torch.tensor([[1.0, 3.0, 0.0], [2.0, 1.0, 0.0]]))
+    wide = np.exp([1, 3, 0]).sum() / np.exp([1, 0]).sum()
+    assert found.tolist() == pytest.approx([np.log(wide), 0.0], abs=1e-6)
+    alike = torch.randn(200, 50, generator=torch.Generator().manual_seed(0))
+    same = divergence_nats(torch.log_softmax(alike, dim=-1), alike + 3.0)
+    assert 0.0 <= float(same.min()) <= float(same.max()) < 1e-6
