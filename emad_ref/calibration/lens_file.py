@@ -55,6 +55,49 @@ class FittedLens:
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
     """Write; the file is complete or as it was. Raises BadFile."""
+    tensors, about = parts_of(fitted)
+    with writing(path, "lens") as file:
+        file.write(packed(tensors, about))
+
+
+def load_lens(path: Path | str) -> FittedLens:
+    """What ``save_lens`` wrote.
+
+    Raises:
+        BadFile: it cannot be read.
+        BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
+    """
+    data = read_bytes(path, "lens")
+    try:
+        tensors, about = unpacked(data)
+        return fitted_of(tensors, about)
+    except BadArgument as error:  # translators that make no lens
+        raise BadLens(f"lens={str(path)!r}: {error}; fit it again") from error
+    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
+        raise BadLens(
+            f"lens={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
+            "`emad lens` wrote; fit it again"
+        ) from error
+
+
+# ---------------------------------------------------------------- what other files that hold a lens are made of, too
+
+
+def packed(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
+    """A safetensors file of ``tensors`` with ``about``, plain JSON, in its metadata."""
+    return safetensors.torch.save(dict(tensors), metadata={KEY: json.dumps(about)})
+
+
+def unpacked(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, about) of ``packed``; raises whatever safetensors, JSON and torch raise of anything else."""
+    # eight bytes of length, then a JSON header
+    header = parsed_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    about: dict[str, Any] = parsed_json(header["__metadata__"][KEY])
+    return safetensors.torch.load(data), about
+
+
+def parts_of(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors by name, plain JSON) that ``fitted_of`` makes the same lens of."""
     lens, tensors = fitted.lens, {}
     for layer, translator in lens.translators.items():
         names = FULL if translator.rank is None else LOW
@@ -74,39 +117,18 @@ def save_lens(path: Path, fitted: FittedLens) -> None:
         "tokens": fitted.tokens,
         "plan": fitted.plan,
     }
-    with writing(path, "lens") as file:
-        file.write(safetensors.torch.save(tensors, metadata={KEY: json.dumps(about)}))
+    return tensors, about
 
 
-def load_lens(path: Path | str) -> FittedLens:
-    """What ``save_lens`` wrote.
+def fitted_of(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> FittedLens:
+    """The lens of ``parts_of``.
 
     Raises:
-        BadFile: it cannot be read.
-        BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
+        ValueError, KeyError, TypeError: of another schema, tensors or values missing or impossible.
+        BadArgument: translators that make no lens.
     """
-    data = read_bytes(path, "lens")
-    try:
-        return _fitted(_about(data), safetensors.torch.load(data))
-    except BadArgument as error:  # translators that make no lens
-        raise BadLens(f"lens={str(path)!r}: {error}; fit it again") from error
-    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
-        raise BadLens(
-            f"lens={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
-            "`emad lens` wrote; fit it again"
-        ) from error
-
-
-def _about(data: bytes) -> dict[str, Any]:
-    """The metadata of a safetensors file: eight bytes of length, then a JSON header."""
-    header = parsed_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about: dict[str, Any] = parsed_json(header["__metadata__"][KEY])
     if about["schema"] != SCHEMA:
         raise ValueError(f"its schema is {about['schema']!r}, not {SCHEMA}")
-    return about
-
-
-def _fitted(about: Mapping[str, Any], tensors: dict[str, Tensor]) -> FittedLens:
     translated, nats = about["translated"], {name: about[name] for name in ("raw_nats", "tuned_nats")}
     texts = all(isinstance(about[name], str) and about[name] for name in ("fingerprint", "dtype"))
     counts = all(type(n) is int and n >= 1 for n in (about["layers"], about["tokens"], *translated))

@@ -1,0 +1,68 @@
+"""What a screening leaves behind for one model: how it may leave early, how it drafts for itself, or why not.
+
+An *exit* holds everything that decoding with it needs beside the model: the tuned lens and its gate, maps for K and V
+above an exit, one lossy operating point with its guarantee, and a way to draft that changes nothing. What was measured
+on the way, and on what, stands beside it as plain JSON. Any of the parts may be missing; a missing lossy point says why.
+
+Points name lens and maps by digest; ``attach`` puts the tensors where the model that decodes finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import Loaded
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.readout.tuned import attach_lens
+
+
+@dataclass(frozen=True, eq=False)
+class Exit:
+    """``fitted``: the lens and its gate. ``lossy``: the point that screening recommends, or None, and ``why_none``.
+
+    ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
+
+    Raises:
+        BadArgument: neither or both of a point and a reason for none; a point of another model or lens.
+    """
+
+    fitted: FittedLens
+    lossy: OperatingPoint | None = None
+    why_none: str = ""
+    screened: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.lossy is None) != bool(self.why_none):
+            expected = "a reason where there is no lossy point, and only there"
+            raise BadArgument("exit.why_none", self.why_none, expected)
+        if self.lossy is not None:
+            self._require_own(self.lossy)
+
+    def _require_own(self, point: OperatingPoint) -> None:
+        if point.layers != self.fitted.lens.layers:
+            raise BadArgument("exit.lossy.layers", point.layers, f"{self.fitted.lens.layers}, the layers of its lens")
+        if point.lens not in (None, self.fitted.lens.digest):
+            raise BadArgument("exit.lossy.lens", point.lens, "None, or the digest of its own lens")
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the model that it belongs to."""
+        return self.fitted.lens.fingerprint
+
+    @property
+    def point(self) -> OperatingPoint:
+        """What to decode at: the lossy point, or all layers where there is none."""
+        return full_depth(self.fitted.lens.layers) if self.lossy is None else self.lossy
+
+    def attach(self, model: Loaded) -> Exit:
+        """Let ``model`` decode with what this holds, as long as its stepper lives; returns itself.
+
+        Raises:
+            BadArgument: another model, dtype, number of layers or width than it was made on.
+        """
+        attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
+        return self

@@ -1,0 +1,108 @@
+"""An exit keeps what it needs to decode, says which model it belongs to, and a damaged file is one clear error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.lens_file import FittedLens, save_lens
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.files import BadFile
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import Estimator, OperatingPoint, full_depth
+from emad_ref.protocol import Prompt
+from emad_ref.screening.exit import Exit
+from emad_ref.screening.exit_file import BadExit, load_exit, save_exit
+from tests.lenses import FINGERPRINT, drawn_lens
+from tests.small import LAYERS, small_model
+
+NATS = {2: 0.5, 4: 0.25}
+
+
+@pytest.fixture
+def model():
+    walked = small_model("gpt_neox")
+    return SimpleNamespace(stepper=CausalStepper(walked), fingerprint=FINGERPRINT, model=walked, name="small")
+
+
+@pytest.fixture
+def found(model):
+    lens = drawn_lens(model.stepper, [2, 4])
+    gate = Estimator("linear", weights=((0.25,) * 33, (0.1 + 0.2,) * 33))
+    point = OperatingPoint(
+        "gate", "gate", LAYERS, LAYERS, (2, 4), ((0.3, float("-inf")),), "copying", gate, "divergence", lens=lens.digest
+    )
+    return Exit(FittedLens(lens, {"corpus": "numbers"}, NATS, NATS, 7, gate), point, screened={"seed": 3})
+
+
+def test_everything_comes_back(found, tmp_path):
+    save_exit(tmp_path / "e", found)
+    back = load_exit(tmp_path / "e")
+    assert (back.lossy, back.why_none, back.screened) == (found.lossy, "", {"seed": 3})
+    assert (back.fitted.lens.digest, back.fitted.gate) == (found.fitted.lens.digest, found.fitted.gate)
+    assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+def test_without_a_lossy_point_it_says_why_and_runs_all_layers(found, tmp_path):
+    save_exit(tmp_path / "e", replace(found, lossy=None, why_none="no slack"))
+    back = load_exit(tmp_path / "e")
+    assert (back.lossy, back.why_none, back.point) == (None, "no slack", full_depth(LAYERS))
+
+
+def test_what_is_attached_decodes(model, found):
+    prompt = [Prompt(np.array([1, 2, 3]))]
+    with pytest.raises(BadArgument, match=r"point\.lens="):
+        WalkedDecoder(model.stepper, found.point).generate(prompt, 4)
+    assert found.attach(model) is found
+    record = WalkedDecoder(model.stepper, found.point).generate(prompt, 4)
+    assert len(record.emitted[0]) == 4
+
+
+def test_another_model_is_refused(model, found):
+    model.fingerprint = "beef"
+    with pytest.raises(BadArgument, match=r"lens\.fingerprint='f00d', but expected beef of this model"):
+        found.attach(model)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"why_none": "both"}, "a reason where there is no lossy point"),
+        ({"lossy": None}, "a reason where there is no lossy point"),
+        ({"lossy": full_depth(4)}, "6, the layers of its lens"),
+        ({"lossy": replace(full_depth(LAYERS), lens="other")}, "the digest of its own lens"),
+    ],
+)
+def test_parts_that_do_not_belong_together_are_refused(found, wrong, said):
+    with pytest.raises(BadArgument, match=said):
+        replace(found, **wrong)
+
+
+def test_damaged_and_foreign_files_are_one_clear_error(found, tmp_path):
+    save_exit(tmp_path / "e", found)
+    save_lens(tmp_path / "lens", found.fitted)
+    data = (tmp_path / "e").read_bytes()
+    shapes = {"empty": b"", "cut": data[:-20], "headless": data[5:], "text": b"an exit"}
+    shapes["schema"] = data.replace(rb"\"exit\": 1", rb"\"exit\": 9")
+    shapes["typed"] = data.replace(rb"\"why_none\": \"\"", rb"\"why_none\":  17")
+    shapes["lensed"] = data.replace(found.fitted.lens.digest.encode(), b"0" * 64)
+    shapes["foreign"] = (tmp_path / "lens").read_bytes()
+    for name, damaged in shapes.items():
+        assert damaged != data, name
+        (tmp_path / name).write_bytes(damaged)
+        with pytest.raises(BadExit, match="screen the model again"):
+            load_exit(tmp_path / name)
+    with pytest.raises(BadFile):
+        load_exit(tmp_path / "nowhere")
+
+
+def test_a_write_that_fails_leaves_what_was_there(found, tmp_path, monkeypatch):
+    (tmp_path / "e").write_bytes(b"before")
+    monkeypatch.setattr("emad_ref.screening.exit_file.packed", lambda *parts: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        save_exit(tmp_path / "e", found)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("e", b"before")]
