@@ -40,6 +40,7 @@ _HOMES = {
     "load_lens": "emad_ref.calibration.lens_file",
     "attach_lens": "emad_ref.readout.tuned",
     "fit_gate": "emad_ref.calibration.gate",
+    "load_exit": "emad_ref.screening.exit_file",
     "Partner": "emad_ref.decoding.pair",
     "SwitchingRule": "emad_ref.decoding.switching",
     "switch": "emad_ref.decoding.switching",

@@ -95,6 +95,10 @@ def _point(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
         return profile.point(args.margin or 0.0)
     if args.lens is not None:
         return _lensed(args, loaded)
+    if args.exit is not None:
+        from emad_ref.screening.exit_file import load_exit
+
+        return load_exit(args.exit).attach(loaded).point
     if args.confidence is not None:
         return early_exit("softmax_response", stepper.layers, stepper.vocabulary, 1, args.confidence)
     return full_depth(stepper.layers)
@@ -176,6 +180,8 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
                       help="exit early as CALM does, once the top-1 probability is at least P")  # fmt: skip
     rule.add_argument("--lens", type=Path, metavar="FILE",
                       help="exit by entropy as a tuned lens reads it, written by emad lens")  # fmt: skip
+    rule.add_argument("--exit", type=Path, metavar="FILE",
+                      help="exit as emad screen found, which wrote it; full depth where none was found")  # fmt: skip
     rule.add_argument("--small-model", metavar="MODEL", help="take turns with this one by entropy (EAD)")
     sub.add_argument(
         "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
@@ -203,6 +209,7 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
         'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --divergence 0.2',
+        'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors',
         'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
         'emad generate emad-tiny "Ben has" --color always --format text | less -R',
     )

@@ -63,6 +63,8 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--seed", type=int, default=0, metavar="N", help="of random: and control: weights; 0 by default")
     sub.add_argument("--lens", action="append", default=[], metavar="FILE",
                      help="a tuned lens that points may name, written by emad lens; again for more")  # fmt: skip
+    sub.add_argument("--exit", action="append", default=[], metavar="FILE",
+                     help="lens and maps that points may name, written by emad screen; again for more")  # fmt: skip
     examples(
         sub,
         "emad serve emad-tiny",
@@ -91,23 +93,33 @@ def _loaded(args: argparse.Namespace) -> Iterator[Callable[[Request], Decoder]]:
             torch.set_num_threads(args.threads)
         for model in models:
             assert model.stepper.layers  # walked once and compared before the first judge waits for it
-        for path in args.lens:
-            _attach(path, models)
+        _attach(args, models)
         yield partial(_decoder, models, args.dtype)
 
 
-def _attach(path: str, models: Sequence[Loaded]) -> None:
-    """Attach a tuned lens to the model that it was fitted on. Raises BadArgument where that is none of them."""
+def _attach(args: argparse.Namespace, models: Sequence[Loaded]) -> None:
+    """Attach what ``--lens`` and ``--exit`` name to the models that it was made on."""
     from emad_ref.calibration.lens_file import load_lens
     from emad_ref.readout.tuned import attach_lens
+    from emad_ref.screening.exit_file import load_exit
 
-    lens = load_lens(path).lens
-    meant = [model for model in models if model.fingerprint == lens.fingerprint]
+    for path in args.lens:
+        lens = load_lens(path).lens
+        for model in _meant("--lens", path, lens.fingerprint, models):
+            attach_lens(model.stepper, lens, model.fingerprint)
+    for path in args.exit:
+        found = load_exit(path)
+        for model in _meant("--exit", path, found.fingerprint, models):
+            found.attach(model)
+
+
+def _meant(option: str, path: str, fingerprint: str, models: Sequence[Loaded]) -> Sequence[Loaded]:
+    """The models that a file was made on, by its ``fingerprint``. Raises BadArgument where that is none of them."""
+    meant = [model for model in models if model.fingerprint == fingerprint]
     if not meant:
         served = ", ".join(f"{model.name} ({model.fingerprint[:12]})" for model in models)
-        raise BadArgument("--lens", path, f"a lens of {served}", f"it is one of {lens.fingerprint[:12]}")
-    for model in meant:
-        attach_lens(model.stepper, lens, model.fingerprint)
+        raise BadArgument(option, path, f"one of {served}", f"it is of {fingerprint[:12]}")
+    return meant
 
 
 def _decoder(models: Sequence[Loaded], dtype: str, request: Request) -> Decoder:

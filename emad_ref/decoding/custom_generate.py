@@ -24,6 +24,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.loading import Loaded
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
@@ -49,18 +50,23 @@ class AdaptiveSeq2SeqOutput(GenerateEncoderDecoderOutput):
     depths: Tensor | None = None
 
 
-def adaptive(point: OperatingPoint, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
+def adaptive(
+    point: OperatingPoint, *, loaded: Loaded | None = None, streamer: BaseStreamer | None = None
+) -> Callable[..., Any]:
     """What to pass as ``custom_generate``. The model is checked once, when it is first generated with.
 
-    ``point``: of the model's number of layers, e.g. ``load_profile("profile.json").point(0.2)``. ``streamer``: as
-    ``generate`` takes one, for a single row.
+    ``point``: of the model's number of layers, e.g. ``load_profile("profile.json").point(0.2)``. ``loaded``: what
+    will be generated with, where the point names a lens attached to its stepper. ``streamer``: as ``generate`` takes
+    one, for a single row.
 
     Calls raise:
-        BadArgument: a model that cannot be walked, a point for another number of layers, an option that means nothing
-            here, a mask with holes, more positions than the model has.
+        BadArgument: a model that cannot be walked or is not that of ``loaded``, a point for another number of layers,
+            an option that means nothing here, a mask with holes, more positions than the model has.
         NotFinite: logits hold NaN or +inf.
     """
     walked: list[tuple[Any, Stepper]] = []  # the model last generated with
+    if loaded is not None:
+        walked.append((loaded.model, loaded.stepper))
 
     def generate(
         model: Any,
@@ -72,6 +78,8 @@ def adaptive(point: OperatingPoint, *, streamer: BaseStreamer | None = None) -> 
         **model_kwargs: Any,
     ) -> Any:
         _require_supported(generation_config, model_kwargs)
+        if loaded is not None and loaded.model is not model:
+            raise BadArgument("loaded", loaded.name, "the very model that generates", "call its own model.generate")
         if not walked or walked[0][0] is not model:
             walked[:] = [(model, Seq2SeqStepper(model) if model.config.is_encoder_decoder else CausalStepper(model))]
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))

@@ -1,1 +1,1 @@
-"""What would work on one model: exits that are fitted, chosen and guaranteed, drafts that change nothing, and the rest."""
+"""What would work on one model: exits fitted, chosen and guaranteed; drafts that change nothing."""

@@ -2,18 +2,21 @@
 
 An *exit* holds everything that decoding with it needs beside the model: the tuned lens and its gate, maps for K and V
 above an exit, one lossy operating point with its guarantee, and a way to draft that changes nothing. What was measured
-on the way, and on what, stands beside it as plain JSON. Any of the parts may be missing; a missing lossy point says why.
+on the way, and on what, stands beside it as plain JSON. Any of the parts may be missing; no lossy point: it says why.
 
 Points name lens and maps by digest; ``attach`` puts the tensors where the model that decodes finds them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from transformers.generation.streamers import BaseStreamer
+
 from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.decoding.custom_generate import adaptive
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
@@ -66,3 +69,11 @@ class Exit:
         """
         attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
         return self
+
+    def custom_generate(self, model: Loaded, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:
+        """What ``model.model.generate`` takes under this name, to decode at ``point``.
+
+        Raises:
+            BadArgument: as ``attach``.
+        """
+        return adaptive(self.attach(model).point, loaded=model, streamer=streamer)

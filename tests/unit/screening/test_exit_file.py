@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
+from emad_ref import cli
 from emad_ref.calibration.lens_file import FittedLens, save_lens
+from emad_ref.decoding.streaming import prompt_of
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.files import BadFile
+from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import BadExit, load_exit, save_exit
 from tests.lenses import FINGERPRINT, drawn_lens
+from tests.letters import Letters
 from tests.small import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
@@ -60,6 +66,32 @@ def test_what_is_attached_decodes(model, found):
     assert found.attach(model) is found
     record = WalkedDecoder(model.stepper, found.point).generate(prompt, 4)
     assert len(record.emitted[0]) == 4
+
+
+def test_generate_of_transformers_takes_it(model, found):
+    ids = torch.tensor([[1, 2, 3]])
+    made = model.model.generate(ids, max_new_tokens=6, do_sample=False, custom_generate=found.custom_generate(model))
+    record = WalkedDecoder(model.stepper, found.point).generate([Prompt(ids[0].numpy())], 6)
+    assert made[0, 3:].tolist() == record.emitted[0].tolist()
+    with pytest.raises(BadArgument, match="loaded='small', but expected the very model that generates"):
+        small_model("gpt_neox").generate(ids, max_new_tokens=2, custom_generate=found.custom_generate(model))
+
+
+def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
+    model.tokenizer, model.opening, model.geometry = Letters(), 0, model.stepper.geometry
+    monkeypatch.setattr(loading, "load", lambda name: model)
+    save_exit(tmp_path / "e", found)
+    save_exit(tmp_path / "none", replace(found, lossy=None, why_none="no slack"))
+    depths = {}
+    for name in ("e", "none"):
+        assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / name), "--tokens", "30"]) == 0
+        depths[name] = [json.loads(line)["depth"] for line in capsys.readouterr().out.splitlines()]
+    record = WalkedDecoder(model.stepper, found.point).generate([prompt_of(model, "hello")], 30)
+    assert depths == {"e": record.tokens.of(0, 1).depth.tolist(), "none": [LAYERS] * 30}
+    assert set(depths["e"]) != {LAYERS}, "otherwise nothing left early"
+    model.fingerprint = "beef"
+    assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / "e")]) == 1
+    assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
 
 
 def test_another_model_is_refused(model, found):
