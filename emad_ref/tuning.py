@@ -81,9 +81,17 @@ def choose_margin(
 
 
 def windows_of(
-    model: Loaded, corpus: str, split: Split, *, data: Path | None = None, limit: int | None = None
+    model: Loaded,
+    corpus: str,
+    split: Split,
+    *,
+    data: Path | None = None,
+    limit: int | None = None,
+    per_document: int | None = None,
 ) -> Iterator[TokenSequence]:
     """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
+
+    ``per_document``: the most that one document may give, its first; None: all.
 
     Raises:
         BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
@@ -98,4 +106,4 @@ def windows_of(
         tokenizer = tokenizer_of(model)
         texts = documents_of(corpus, split, data=data)
         documents = (np.array(tokenizer.encode(t, add_special_tokens=False), dtype=np.int64) for t in texts)
-    return windows(documents, window, model.opening, limit)
+    return windows(documents, window, model.opening, limit, per_document)

@@ -1,0 +1,130 @@
+"""The text of a screening: three splits, dealt so that nothing that is shown was chosen on it.
+
+    calibrate  its training documents fit the lens, its others the gate and the maps of K and V
+    validate   chooses points and thresholds, and certifies them
+    evaluate   is what every figure shown is about
+
+One window of a document each, where there are documents enough: they are what intervals resample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from tqdm import tqdm
+
+from emad_ref.calibration.trace import TokenSequence
+from emad_ref.errors import EmadError
+from emad_ref.models.loading import Loaded
+from emad_ref.screening.settings import CALIBRATED, Settings
+from emad_ref.text.documents import Split
+from emad_ref.tuning import windows_of
+from emad_ref.verdict.units import DocumentOf
+
+FEWEST = 30  # documents, to recommend anything (METHODS: to falsify)
+ENOUGH = 200  # documents, to let a claim about perplexity survive
+
+
+class TooLittleText(EmadError):
+    """A corpus too small to screen a model on."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Windows of one split, in order."""
+
+    windows: tuple[TokenSequence, ...]
+
+    @property
+    def documents(self) -> DocumentOf:
+        """[windows] the document that each was cut from."""
+        return DocumentOf(np.array([window.document for window in self.windows], dtype=np.int64))
+
+    @property
+    def count(self) -> int:
+        """Documents."""
+        return len(np.unique(self.documents.number))
+
+    @property
+    def tokens(self) -> int:
+        """Decided positions."""
+        return sum(len(window.tokens) - 1 - window.adaptive_from for window in self.windows)
+
+    def first(self, windows: int) -> Text:
+        """The first so many windows."""
+        return Text(self.windows[:windows])
+
+
+@dataclass(frozen=True, eq=False)
+class Texts:
+    """The three splits."""
+
+    calibrate: Text
+    validate: Text
+    evaluate: Text
+
+
+def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -> Texts:
+    """As many windows as are asked for, there are, and can be read in time; at least what is needed to begin.
+
+    Raises:
+        TooLittleText: a split without a window, or with a single document.
+        BadArgument: as ``tuning.windows_of``.
+    """
+    wanted: dict[Split, int] = {
+        "calibrate": CALIBRATED * settings.documents,
+        "validate": settings.documents,
+        "evaluate": settings.documents,
+    }
+    found: dict[Split, Text] = {}
+    with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
+        for split, count in wanted.items():
+            seconds = settings.seconds("text") * count / sum(wanted.values())
+            found[split] = Text(tuple(_counted(_windows(model, settings, split, count), seconds, bar)))
+            if found[split].count < 2:
+                raise TooLittleText(
+                    f"corpus={settings.corpus!r} has {found[split].count} documents to {split} on, but expected at "
+                    "least 2; name a larger one"
+                )
+    return Texts(**found)
+
+
+def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Iterator[TokenSequence]:
+    """The first window of each document, or, of a corpus with fewer documents than ``count``, all windows in order."""
+
+    def cut(per_document: int | None) -> Iterator[TokenSequence]:
+        read = {"data": settings.data, "limit": count, "per_document": per_document}
+        return windows_of(model, settings.corpus, split, **read)  # type: ignore[arg-type]  # each of its own type
+
+    given = 0
+    for window in cut(per_document=1):
+        given += 1
+        yield window
+    if given < count and given < sum(1 for _ in cut(None)):
+        seen: set[int] = set()
+        for window in cut(None):
+            if window.document in seen:
+                yield window
+            seen.add(window.document)
+
+
+def _counted(windows: Iterable[TokenSequence], seconds: float, bar: tqdm[None]) -> Iterator[TokenSequence]:
+    """Windows until the time is used up, but ``FEWEST`` at least: a model that writes its own text takes long."""
+    end = time.perf_counter() + seconds
+    for number, window in enumerate(windows, start=1):
+        yield window
+        bar.update()
+        if number >= FEWEST and time.perf_counter() > end:
+            return
+
+
+def too_few(texts: Texts) -> str:
+    """Why nothing may be recommended on so little text; "" where there is enough."""
+    for split, text in (("choose", texts.validate), ("judge", texts.evaluate)):
+        if text.count < FEWEST:
+            return f"inconclusive: {text.count} documents to {split} on, {FEWEST} are the fewest that say anything"
+    return ""
+
