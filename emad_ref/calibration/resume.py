@@ -43,6 +43,9 @@ from emad_ref.record import Ints
 
 Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 """Name → its windows from the first, anew at every call: the first pass and a resumed run read them again."""
+Batches = Iterable[list[TokenSequence]]
+Parts = Callable[[Batches], Iterator[tuple[list[TokenSequence], Statistics]]]
+"""Batches → each with its statistics, in their order: by this process, or by others (``calibration.shards``)."""
 
 
 class BadCheckpoint(EmadError):
@@ -103,8 +106,12 @@ def calibrate(
     resume: bool = False,
     every: int = 1,
     progress: str | None = None,
+    parts: Parts | None = None,
 ) -> Profile:
     """The profile of ``corpora``, one after another; ``progress`` names the bar, None shows none.
+
+    ``parts``: who takes the statistics of batches; None: this process, by ``stepper``. They are added up here, in the
+    order of the text, so that the profile is the same to the last bit whoever took them.
 
     ``checkpoint``: file to write after ``every`` batches; the caller removes it once the profile is kept. ``resume``:
     go on from it if it is there.
@@ -121,7 +128,7 @@ def calibrate(
         raise BadArgument("corpora", [], "at least one corpus")
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
-    configuration = plan.to_json()
+    configuration, taken = plan.to_json(), parts or taking(stepper, plan)
     fresh = _State(Statistics.none(plan.bins.count, stepper.layers), {})
     state = fresh if checkpoint is None else _opened(checkpoint, resume, configuration, tuple(corpora), fresh) or fresh
     total = None if plan.tokens is None else plan.tokens * len(corpora)
@@ -129,7 +136,7 @@ def calibrate(
         desc=progress, disable=progress is None, unit="tok", unit_scale=True, initial=state.tokens, total=total
     ) as bar:
         for name, windows in corpora.items():
-            for number, further in enumerate(_read(stepper, plan, name, windows(), state), start=1):
+            for number, further in enumerate(_read(taken, plan, name, windows(), state), start=1):
                 state = further
                 bar.update(state.tokens - bar.n)
                 if checkpoint is not None and number % every == 0:
@@ -151,7 +158,18 @@ def calibrate(
     )
 
 
-def _read(stepper: Stepper, plan: Plan, name: str, windows: Iterable[TokenSequence], state: _State) -> Iterator[_State]:
+def taking(stepper: Stepper, plan: Plan) -> Parts:
+    """Statistics taken here, batch after batch."""
+    first = first_probe(plan)
+    return lambda batches: ((batch, statistics_of(trace_batch(stepper, batch), plan.bins, first)) for batch in batches)
+
+
+def first_probe(plan: Plan) -> int | None:
+    """Where confidence and predicted token are read."""
+    return plan.probes[0] if plan.probes else None
+
+
+def _read(parts: Parts, plan: Plan, name: str, windows: Iterable[TokenSequence], state: _State) -> Iterator[_State]:
     """The state after each further batch of one corpus."""
     stream = limited(windows, plan.tokens)
     digest, place = hashlib.sha256(), state.places.get(name, Place())
@@ -162,13 +180,12 @@ def _read(stepper: Stepper, plan: Plan, name: str, windows: Iterable[TokenSequen
             f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
             "the same; delete the checkpoint to start anew"
         )
-    first = plan.probes[0] if plan.probes else None
-    for batch in batched(stream, plan.tokens_per_batch):
+    for batch, statistics in parts(batched(stream, plan.tokens_per_batch)):
         for window in batch:
             digest.update(bytes_of(window))
-        trace = trace_batch(stepper, batch)
-        place = Place(place.windows + len(batch), place.tokens + len(trace), digest.hexdigest())
-        state = _State(state.statistics + statistics_of(trace, plan.bins, first), {**state.places, name: place})
+        tokens = int(statistics.tokens.sum())
+        place = Place(place.windows + len(batch), place.tokens + tokens, digest.hexdigest())
+        state = _State(state.statistics + statistics, {**state.places, name: place})
         yield state
 
 

@@ -484,10 +484,27 @@ def take_trace(
     rules = list(rules)
     if lens is not None and rules:
         raise BadArgument("rules", [point.name for point in rules], "none through a lens", "take a trace without it")
+
+    def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
+        return stream(stepper, ordered, estimators, observe, rules, lens, divergence)
+
+    return whole(sequences, traced, progress, file)
+
+
+def whole(
+    sequences: Iterable[TokenSequence],
+    traced: Callable[[list[TokenSequence]], Iterator[Trace]],
+    progress: str | None = None,
+    file: TextIO | None = None,
+) -> Trace:
+    """One trace of ``sequences``, in their order, of what ``traced`` makes of them in another, batch by batch.
+
+    Raises:
+        EmptyCorpus: no sequences.
+    """
     given = list(sequences)
     order = sorted(range(len(given)), key=lambda i: given[i].size)  # like lengths together: less padding is run
-    traces = stream(stepper, [given[i] for i in order], estimators, observe, rules, lens, divergence)
-    bar = tqdm(traces, desc=progress, disable=progress is None, unit="batch", file=file)
+    bar = tqdm(traced([given[i] for i in order]), desc=progress, disable=progress is None, unit="batch", file=file)
     return joined(list(bar)).reordered(np.argsort(order))
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.parsing import examples
+from emad_ref.cli.parsing import examples, executor_argument
 from emad_ref.errors import BadArgument
 from emad_ref.files import remove, require_writable
 from emad_ref.models.required import require_documents
@@ -27,9 +27,12 @@ def calibrate(args: argparse.Namespace) -> None:
     from emad_ref.calibration.resume import Plan
     from emad_ref.calibration.resume import calibrate as run
     from emad_ref.calibration.running import require_quantile
+    from emad_ref.calibration.shards import statistics_by
     from emad_ref.calibration.trace import window_of
+    from emad_ref.models.again import Whence
     from emad_ref.models.loading import load
     from emad_ref.policy.thresholds import default_probes
+    from emad_ref.workers.address import workers_at
 
     require_writable(args.out, "out")  # bad input is refused before the long pass, not after it
     loaded = load(args.model)
@@ -54,7 +57,12 @@ def calibrate(args: argparse.Namespace) -> None:
     )
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     names = ", ".join(corpora)
-    profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=f"{args.model}: {names}")
+    label = f"{args.model}: {names}"
+    with workers_at(args.executor) as crew:
+        parts = None if crew is None else statistics_by(crew, Whence.of(loaded), plan)
+        profile = run(
+            stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts
+        )
     profile.save(args.out)
     remove(checkpoint, "checkpoint")  # only now: until the profile is kept, it is all there is
     for name, tokens in profile.corpora.items():
@@ -175,6 +183,7 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--quantiles", type=float, nargs="*", metavar="Q",
                      help="to print beside the means; deciles if none is named")  # fmt: skip
     sub.add_argument("--resume", action="store_true", help="go on from OUT.checkpoint, if an interrupted run left one")
+    executor_argument(sub)
     examples(
         sub,
         "emad calibrate emad-tiny profile.json",
@@ -182,6 +191,7 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --tokens 100000 --stride 4 --resume",
         "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,confidence",
         "emad calibrate emad-tiny b.json --corpus notes.txt --bins-of a.json --quantiles 0.25 0.5",
+        "emad calibrate ./llama profile.json --corpus wikitext --data ./data --executor dask://10.0.0.1:8786 --resume",
     )
 
 

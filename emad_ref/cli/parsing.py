@@ -76,3 +76,9 @@ def actions_of(parser: argparse.ArgumentParser) -> Iterable[argparse.Action]:
 def examples(parser: argparse.ArgumentParser, *lines: str) -> None:
     """Show command lines, as they are typed, under the parser's help."""
     parser.epilog = "\n".join(["examples:", *(f"  {line}" for line in lines)])
+
+
+def executor_argument(parser: argparse.ArgumentParser) -> None:
+    """Who does the long part."""
+    parser.add_argument("--executor", default="here", metavar="WHERE",
+                        help="who reads the text: here, the default, processes:N, dask://HOST:PORT, slurm://FOLDER")  # fmt: skip

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from emad_ref.cli.parsing import examples
+from emad_ref.cli.parsing import examples, executor_argument
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.study import BUDGETS, Budget, Study
 from emad_ref.files import require_writable, write_atomically
@@ -33,17 +33,18 @@ def sweep(args: argparse.Namespace) -> None:
     from emad_ref.evidence.host import Host
     from emad_ref.evidence.subject import open_model
     from emad_ref.report.tables import WIDE, plain_table
+    from emad_ref.workers.address import workers_at
 
     if args.out is not None and args.out.suffix not in FORMATS:  # refused before the long passes, not after them
         raise BadArgument("out", str(args.out), f"a file name that ends in {' or '.join(FORMATS)}")
     if args.out is not None:
         require_writable(args.out, "out")
     study = Study(corpus=args.corpus, data=args.data, budget=budget_of(args))
-    with open_model(args.model, study) as loaded:
+    with open_model(args.model, study) as loaded, workers_at(args.executor) as crew:
         if not loaded.trained:
             raise BadArgument("model", loaded.name, "trained weights", "perplexity of noise says nothing")
         require_documents(loaded)
-        evidence = Evidence(loaded, study, Host())
+        evidence = Evidence(loaded, study, Host(crew=crew))
         evidence.check()
         found = swept(evidence)
     for title in dict.fromkeys(row["table"] for row in found["rows"]):
@@ -124,8 +125,10 @@ def sweep_arguments(sub: argparse.ArgumentParser) -> None:
         "--documents", type=int, metavar="N", help="windows to read of each split; the budget's by default"
     )
     sub.add_argument("--out", type=Path, metavar="FILE", help="FILE.json or FILE.csv")
+    executor_argument(sub)
     examples(
         sub,
         "emad sweep emad-tiny --documents 40",
         "emad sweep ./llama --corpus wikitext --data ./data --budget standard --out sweep.csv",
+        "emad sweep ./llama --corpus wikitext --data ./data --executor processes:4x2",
     )

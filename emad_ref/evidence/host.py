@@ -1,4 +1,4 @@
-"""What a run lends to evidence: who makes the decoders under test, and where progress bars go."""
+"""What a run lends to evidence: who makes the decoders under test, who reads text, where progress bars go."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.lending import judges_own
 from emad_ref.models.loading import Loaded
 from emad_ref.protocol import Decoder, Request
+from emad_ref.workers.handing import Crew
 
 
 def walked(request: Request) -> Decoder:
@@ -39,7 +40,11 @@ def standard_error() -> TextIO | None:
 
 @dataclass(frozen=True)
 class Host:
-    """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr."""
+    """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr.
+
+    ``crew``: workers that read text for lens traces; None: this process does.
+    """
 
     make_decoder: Callable[[Request], Decoder] = ours
     bars: Callable[[], TextIO | None] = standard_error
+    crew: Crew | None = None

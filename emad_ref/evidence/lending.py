@@ -18,18 +18,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
 
-import torch
-
-from emad_ref.errors import EmadError
-from emad_ref.models.loading import Loaded, load
+from emad_ref.models.again import Whence
+from emad_ref.models.loading import Loaded
 from emad_ref.models.seal import Meddled, Seal, Surroundings
 from emad_ref.protocol import ModelRef
 
 _OWN: ContextVar[Loaded | None] = ContextVar("the judge's model, while a host is asked for a decoder", default=None)
-
-
-class OtherWeights(EmadError):
-    """A model that was loaded a second time is not the one that was loaded first."""
 
 
 class Lending:
@@ -106,26 +100,8 @@ def judges_own() -> Loaded | None:
 
 
 def loaded_again(loaded: Loaded) -> Loaded:
-    """The same model from the same place, in the same precision and on the same device.
-
-    Raises:
-        OtherWeights: its fingerprint is another by now.
-    """
-    said = loaded.provenance
-    again = load(
-        loaded.name,
-        device=said["device"],
-        dtype=getattr(torch, said["dtype"]),
-        revision=said["revision"],
-        seed=said["seed"] or 0,
-    )
-    if again.fingerprint != loaded.fingerprint:
-        raise OtherWeights(
-            f"name={loaded.name!r}, but its second copy, which decoders are lent, has the fingerprint "
-            f"{again.fingerprint[:16]}… and the judge's {loaded.fingerprint[:16]}…; leave its files alone while it is "
-            "judged"
-        )
-    return again
+    """The same model from where it came. Raises OtherWeights."""
+    return Whence.of(loaded).load()
 
 
 def copied(loaded: Loaded) -> Loaded:

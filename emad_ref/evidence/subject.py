@@ -25,7 +25,8 @@ from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace, window_of, windows
+from emad_ref.calibration.shards import traces_by
+from emad_ref.calibration.trace import TokenSequence, Trace, take_trace, whole, window_of, windows
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import EmadError
@@ -33,6 +34,7 @@ from emad_ref.evidence.host import Host, ours
 from emad_ref.evidence.lending import Lending
 from emad_ref.evidence.sourced import Sourced
 from emad_ref.evidence.study import Study
+from emad_ref.models.again import Whence
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
@@ -212,6 +214,9 @@ class Subject:
 
     def trace(self, sequences: Sequence[TokenSequence], what: str, rules: Sequence[OperatingPoint] = ()) -> Trace:
         named = f"{self.name}: {what}"
+        if (crew := self._host.crew) is not None:
+            whence = Whence.of(self.loaded)
+            return whole(sequences, lambda ordered: traces_by(crew, whence, ordered, rules), named, self.bars())
         return take_trace(self.stepper, sequences, rules=rules, progress=named, file=self.bars())
 
     # ------------------------------------------------------------ decoders

@@ -13,10 +13,11 @@ import torch
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host, ours, walked
-from emad_ref.evidence.lending import Lending, OtherWeights, copied, judges_own
+from emad_ref.evidence.lending import Lending, copied, judges_own
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject
 from emad_ref.models import seal
+from emad_ref.models.again import OtherWeights
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.quantised import int8_copy
 from emad_ref.models.seal import Meddled, Seal
@@ -74,7 +75,7 @@ def test_the_copy_of_random_weights_is_drawn_from_the_same_seed():
 
 def test_files_that_changed_in_between_are_an_error(nano):
     lending = Lending(dataclasses.replace(nano, fingerprint="0" * 64))
-    with pytest.raises(OtherWeights, match=r"name='emad-nano'.*its second copy.*has the fingerprint"):
+    with pytest.raises(OtherWeights, match=r"name='emad-nano'.*loaded a second time it has the fingerprint"):
         lending.ref.load()
 
 

@@ -1,0 +1,68 @@
+"""Jobs of Slurm as a ``concurrent.futures.Executor``, by submitit: one job a unit, waited for by polling.
+
+submitit's jobs are no futures; here stands as much of a future as ``handing`` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+import submitit
+from submitit.core.utils import UncompletedJobError
+
+R = TypeVar("R")
+
+
+class JobLost(Exception):
+    """A job that ended without a result: killed, out of memory, out of time."""
+
+
+class Job(Future[R]):
+    """A submitit job as a future."""
+
+    def __init__(self, job: submitit.Job[R]):
+        super().__init__()
+        self._job = job
+
+    def done(self) -> bool:
+        return self._job.done()
+
+    def cancelled(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        """Asks Slurm to; whether it does in time is not known."""
+        self._job.cancel()
+        return False
+
+    def result(self, timeout: float | None = None) -> R:
+        """Waits as long as it takes, whatever ``timeout`` is. Raises JobLost, or what the function raised."""
+        failure = self.exception()
+        if failure is not None:
+            raise failure
+        return self._job.result()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        try:
+            found = self._job.exception()
+        except UncompletedJobError as error:  # submitit raises it or returns it, by how the job ended
+            found = error
+        return JobLost(str(found).strip().splitlines()[0]) if isinstance(found, UncompletedJobError) else found
+
+
+class Jobs(Executor):
+    """Submits to the cluster at hand. ``folder``: of logs and pickles, seen by all machines.
+
+    ``options``: submitit's parameters as texts (``slurm_partition``, ``timeout_min``, …); ``cluster=local`` runs jobs
+    as processes of this machine. A job that is lost is handed out again by whoever waits, not requeued by submitit.
+    """
+
+    def __init__(self, folder: str, options: Mapping[str, str]):
+        given: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in options.items()}
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=given.pop("cluster", None), slurm_max_num_timeout=0)
+        self._executor.update_parameters(**given)
+
+    def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
+        return Job(self._executor.submit(fn, *args, **kwargs))

@@ -1,0 +1,137 @@
+"""Text read by workers: the profile and the trace are those of one process, to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration import shards
+from emad_ref.calibration.resume import Plan, calibrate
+from emad_ref.calibration.running import statistics_of
+from emad_ref.calibration.shards import Sparse, statistics_by, traces_by
+from emad_ref.calibration.trace import take_trace, whole
+from emad_ref.models.again import OtherWeights, Whence, at_hand
+from emad_ref.models.loading import Loaded, load
+from emad_ref.point import BinSpec
+from emad_ref.tuning import windows_of
+from emad_ref.workers.address import workers_at
+from emad_ref.workers.handing import Crew
+
+BINS = BinSpec(("position", "confidence"))
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+@pytest.fixture
+def crew() -> Crew:
+    """Threads: at hand at once, and finished in any order."""
+    return Crew("threads", lambda: ThreadPoolExecutor(2), 3)
+
+
+def plan_of(loaded: Loaded) -> Plan:
+    return Plan(
+        loaded.name, loaded.fingerprint, "float32", 256, (2, 3), BINS, documents=24, minimum_tokens=20, tokens_per_batch=256
+    )
+
+
+def corpora(loaded: Loaded, windows: int = 24) -> dict[str, Callable[[], object]]:
+    return {"world:premise": lambda: windows_of(loaded, "world:premise", "calibrate", limit=windows)}
+
+
+def test_a_profile_by_workers_is_the_profile_of_one_process_to_the_last_bit(nano: Loaded, crew: Crew) -> None:
+    plan = plan_of(nano)
+    alone = calibrate(nano.stepper, plan, corpora(nano))
+    together = calibrate(nano.stepper, plan, corpora(nano), parts=statistics_by(crew, Whence.of(nano), plan))
+    assert together.statistics == alone.statistics
+    assert together.to_json() == alone.to_json()
+
+
+def test_a_run_that_was_interrupted_goes_on_with_workers(nano: Loaded, crew: Crew, tmp_path: Path) -> None:
+    plan, checkpoint = plan_of(nano), tmp_path / "checkpoint"
+    alone = calibrate(nano.stepper, plan, corpora(nano))
+
+    def cut_short(batches):  # type: ignore[no-untyped-def]
+        for number, part in enumerate(statistics_by(crew, Whence.of(nano), plan)(batches)):
+            if number == 3:
+                raise EOFError("the power was cut")
+            yield part
+
+    with pytest.raises(EOFError):
+        calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, parts=cut_short)
+    parts = statistics_by(crew, Whence.of(nano), plan)
+    resumed = calibrate(nano.stepper, plan, corpora(nano), checkpoint=checkpoint, resume=True, parts=parts)
+    assert resumed.statistics == alone.statistics
+
+
+def test_a_trace_by_workers_is_the_trace_of_one_process(nano: Loaded, crew: Crew) -> None:
+    sequences = list(windows_of(nano, "world:premise", "validate", limit=40))
+    alone = take_trace(nano.stepper, sequences)
+    together = whole(sequences, lambda ordered: traces_by(crew, Whence.of(nano), ordered))
+    for name in ("nll_nats", "top1", "token", "position", "starts"):
+        assert np.array_equal(getattr(together, name), getattr(alone, name))
+    assert all(np.array_equal(together.signals[name], alone.signals[name]) for name in alone.signals)
+
+
+def test_nothing_of_the_statistics_is_lost_on_the_way(nano: Loaded) -> None:
+    sequences = list(windows_of(nano, "world:premise", "calibrate", limit=3))
+    statistics = statistics_of(take_trace(nano.stepper, sequences), BINS, 2)
+    sparse = Sparse.of(statistics)
+    assert sparse.whole() == statistics
+    assert len(sparse.cells) < statistics.histogram.size / 20
+
+
+def test_a_worker_refuses_other_weights(nano: Loaded) -> None:
+    from dataclasses import replace
+
+    with pytest.raises(OtherWeights, match="loaded a second time"):
+        at_hand(replace(Whence.of(nano), fingerprint="0" * 64))
+
+
+@pytest.mark.slow
+def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: Loaded, tmp_path: Path) -> None:
+    pytest.importorskip("distributed")
+    plan = plan_of(nano)
+    alone = calibrate(nano.stepper, plan, corpora(nano))
+    told = tmp_path / "scheduler.json"
+    python = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
+    scheduler = subprocess.Popen([*python, "--port", "0", "--no-dashboard", "--scheduler-file", str(told)])
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(told), "--no-nanny"]
+    workers = [subprocess.Popen([*worker, "--nthreads", "1", "--no-dashboard"]) for _ in range(2)]
+    try:
+        address = scheduler_address(told, workers=2)
+        with workers_at(address) as crew:
+            assert crew is not None
+            taken = statistics_by(crew, Whence.of(nano), plan)
+
+            def killing(batches):  # type: ignore[no-untyped-def]
+                for number, part in enumerate(taken(batches)):
+                    if number == 1:
+                        workers[0].send_signal(signal.SIGKILL)
+                    yield part
+
+            together = calibrate(nano.stepper, plan, corpora(nano), parts=killing)
+    finally:
+        for process in (*workers, scheduler):
+            process.kill()
+            process.wait()
+    assert workers[0].returncode == -signal.SIGKILL
+    assert together.statistics == alone.statistics
+
+
+def scheduler_address(told: Path, workers: int) -> str:
+    from distributed import Client
+
+    with Client(scheduler_file=str(told), timeout="60s") as client:
+        client.wait_for_workers(workers, timeout=120)
+        return client.scheduler.address.replace("tcp://", "dask://")
