@@ -29,7 +29,8 @@ from emad_ref.models.agreement import (
 from emad_ref.models.anatomy import FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
-from emad_ref.models.fused import fused
+from emad_ref.models.fused import FAST, fused, require_backend
+from emad_ref.models.fused.parts import Given, Turns, signed
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
 from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, attention_mask, frame_of, require_layer, require_layers
@@ -44,49 +45,63 @@ class Station(NamedTuple):
 
 
 class _Prepared:
-    """Keyword arguments of the blocks of one frame, by station. ``single``: one query per row that sees every key."""
+    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given."""
 
     def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
-        self._stepper, self._frame, self._cached = stepper, frame, cached
-        self.single = cached and frame.queries == 1 and frame.start is not None
+        self._stepper, self._frame, self.cached = stepper, frame, cached
         self._writer: Writer | None = None
-        self._arguments = {station: self._arguments_of(station) for station in stepper.stations}
+        self._arguments: dict[Station, dict[str, Any]] = {}
+        self._given: dict[Station, Given] = {}
 
-    def arguments(self, cache: Cache | None) -> dict[Station, dict[str, Any]]:
-        """Keyword arguments of a block, by its station."""
-        if (cache is not None) != self._cached:
+    def meet(self, cache: Cache | None) -> None:
+        """What is prepared reads and writes ``cache`` from now on."""
+        if (cache is not None) != self.cached:
             raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
         if cache is not None and (self._writer is None or self._writer.cache is not cache):
-            self._writer = Writer(cache, self._frame)
-            for arguments in self._arguments.values():
-                arguments[self._stepper.anatomy.cache_keyword] = self._writer
-        return self._arguments
+            self._writer, self._arguments, self._given = Writer(cache, self._frame), {}, {}
+
+    def arguments(self, station: Station) -> dict[str, Any]:
+        """Keyword arguments of a module."""
+        if station not in self._arguments:
+            self._arguments[station] = self._arguments_of(station)
+        return self._arguments[station]
+
+    def given(self, station: Station) -> Given:
+        """What a fused step is given."""
+        if station not in self._given:
+            assert self._writer is not None, "fused steps write to a cache"
+            turns = None if self._stepper.rotary is None else self._turns(self._stepper.turns(station, self._frame.keys))
+            self._given[station] = Given(self._writer, self._mask(station), turns, self._frame.queries > 1)
+        return self._given[station]
 
     def _arguments_of(self, station: Station) -> dict[str, Any]:
         walker, anatomy = self._stepper, self._stepper.anatomy
-        window = walker.window if station.kind == SLIDING else None
-        mask = attention_mask(
-            self._frame,
-            window,
-            walker.dtype,
-            station.device,
-            flagged=walker.kernel == "sdpa",
-            always=anatomy.always_masked,
-        )
-        arguments: dict[str, Any] = {"attention_mask": mask, **dict(anatomy.constants)}
+        arguments: dict[str, Any] = {"attention_mask": self._mask(station), **dict(anatomy.constants)}
         if anatomy.positions_inside:
             arguments["position_ids"] = self._frame.distinct_slots(station.device)
         if walker.rotary is not None:
-            arguments["position_embeddings"] = self._rotary(station)
+            arguments["position_embeddings"] = self._turns(walker.rotary_table(station, self._frame.keys))
+        if self._writer is not None:
+            arguments[anatomy.cache_keyword] = self._writer
         return arguments
 
-    def _rotary(self, station: Station) -> tuple[Tensor, Tensor]:
-        """(cos, sin), [1, n, d] if all rows start at the same position, else [rows, n, d]."""
-        frame = self._frame
-        cos, sin = self._stepper.rotary_table(station, frame.keys)
+    def _mask(self, station: Station) -> Tensor | None:
+        walker = self._stepper
+        return attention_mask(
+            self._frame,
+            walker.window if station.kind == SLIDING else None,
+            walker.dtype,
+            station.device,
+            flagged=walker.kernel == "sdpa",
+            always=walker.anatomy.always_masked,
+        )
+
+    def _turns(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of the frame's positions, [1, n, …] if all rows start at the same position, else [rows, n, …]."""
+        frame, (cos, sin) = self._frame, tables
         if frame.start is not None:
             return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
-        slots = frame.slots(station.device)
+        slots = frame.slots(cos.device)
         return cos[0][slots], sin[0][slots]
 
 
@@ -108,16 +123,21 @@ class CausalStepper:
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (two forwards of 2 × 12 tokens).
+    ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
+    alone.
+    ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
+    alone.
     ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
 
     Raises:
-        BadArgument: a family without a row, training mode, offloaded weights, a block on several devices, another
+        BadArgument: a backend that is neither, a family without a row, training mode, offloaded weights, a block on several devices, another
             attention implementation.
         SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
         ModelMismatch: the walk does not reproduce the model.
     """
 
-    def __init__(self, model: Any, *, check: bool = True):
+    def __init__(self, model: Any, *, check: bool = True, backend: str = FAST):
+        require_backend(backend)
         config = model.config.get_text_config()
         if row_of(config.model_type).reads_a_source:
             raise BadArgument("model_type", config.model_type, "a decoder-only family", "Seq2SeqStepper walks this one")
@@ -135,7 +155,8 @@ class CausalStepper:
             (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
-        self._steps = [(fused(block, self.kernel) or block, station) for block, station in self._blocks]
+        # a step for each block that has one; without it a block keeps its own forward
+        self._steps = [fused(block, self.kernel) if backend == FAST else None for block, _ in self._blocks]
         self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
         self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
         windowed = any(station.kind == SLIDING for station in self.stations)
@@ -154,6 +175,7 @@ class CausalStepper:
         ends = self._positions is not None or self.anatomy.positions_inside
         self._end: int | None = self.max_positions if ends else None
         self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
+        self._signed: dict[Station, Turns] = {}
         if check:
             self._compare_with_model()
 
@@ -204,9 +226,13 @@ class CausalStepper:
         if cache is not None:
             cache.require(first, last, frame)
         prepared: _Prepared = frame.prepared
-        arguments = prepared.arguments(cache)
-        for block, station in (self._steps if prepared.single else self._blocks)[first:last]:
-            hidden = block(to_device(hidden, station.device), **arguments[station])
+        prepared.meet(cache)
+        for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
+            hidden = to_device(hidden, station.device)
+            if step is None or cache is None:
+                hidden = block(hidden, **prepared.arguments(station))
+            else:
+                hidden = step(hidden, prepared.given(station))
         return to_device(hidden, self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
@@ -218,7 +244,8 @@ class CausalStepper:
         cache.require(layer - 1, layer, frame)
         block, station = self._blocks[layer - 1]
         prepared: _Prepared = frame.prepared
-        arguments = {**prepared.arguments(cache)[station], self.anatomy.cache_keyword: _Filler(cache, frame)}
+        prepared.meet(cache)
+        arguments = {**prepared.arguments(station), self.anatomy.cache_keyword: _Filler(cache, frame)}
         try:
             block(to_device(hidden, station.device), **arguments)
         except _Stored:
@@ -266,6 +293,15 @@ class CausalStepper:
                 cos, sin = self.rotary(like, at, *per_kind)
                 self._tables[key] = to_device(cos, station.device), to_device(sin, station.device)
         return self._tables[key]
+
+    def turns(self, station: Station, positions: int) -> Turns:
+        """``rotary_table`` as fused steps take it, [1, ≥ positions, 1, 1, d]."""
+        table = self.rotary_table(station, positions)
+        held = self._signed.get(station)
+        if held is None or held[0].shape[1] < positions:
+            with torch.inference_mode(False), torch.no_grad():
+                held = self._signed[station] = signed(*table)
+        return held
 
     def _state_of(self, block: Any) -> Any:
         """``block`` bare, as a function to the state alone."""

@@ -1,0 +1,69 @@
+"""Blocks of known families in plain tensor operations: the same arithmetic with a third of the calls.
+
+At batch 1 a small model spends more time entering modules than multiplying. So a forward with a cache, over one or
+several queries per row at common or own positions, takes a block's *step* (``parts.Step``) where there is one:
+
+``neox``   GPT-NeoX, parallel and sequential
+``llama``  Llama and what differs from it by norms, factors and where it turns: Qwen2 and 3, Mistral, SmolLM3, OLMo2, …
+``opt``    OPT, norms before or after
+
+The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check hold these steps to them,
+and whatever is not exactly the module that a step was written for (another layer type, a subclass, a hook, a quantised
+or replaced layer, another attention kernel) keeps its own forward. A step reads a module's parameters when it is
+called, never a copy of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument
+from emad_ref.models.fused import llama, neox, opt
+from emad_ref.models.fused.parts import Step
+
+FAST, WALKED = BACKENDS = ("fast", "walked")
+
+FAST, WALKED = BACKENDS = ("fast", "walked")
+
+MAKERS: dict[str, Callable[[Any], Step | None]] = {**neox.MAKERS, **llama.MAKERS, **opt.MAKERS}
+# layers that steps compute by themselves, and those that do nothing in eval mode
+_PLAIN = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
+
+
+def fused(block: nn.Module, kernel: str) -> Step | None:
+    """The step of ``block`` for queries with a cache under an attention ``kernel``; None where there is none."""
+    maker = MAKERS.get(type(block).__name__)
+    return maker(block) if maker is not None and kernel == "sdpa" and _untouched(block) else None
+
+
+def require_backend(name: str) -> None:
+    """Refuse another backend than ``fast``, which takes the steps there are, and ``walked``, modules alone."""
+    if name not in BACKENDS:
+        raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
+
+
+def require_backend(name: str) -> None:
+    """Refuse another backend than ``fast``, which takes the steps there are, and ``walked``, modules alone."""
+    if name not in BACKENDS:
+        raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
+
+
+def _untouched(block: nn.Module) -> bool:
+    """Only modules of the block's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
+    home = type(block).__module__
+    if not home.startswith("transformers.models."):
+        return False
+    for module in block.modules():
+        kind = type(module)
+        if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
+            return False
+        if kind not in _PLAIN and kind.__module__ not in (home, "transformers.activations"):
+            return False
+        # a patched class computes otherwise under its old name
+        if kind not in _PLAIN and kind.forward.__module__ != kind.__module__:
+            return False
+    return True

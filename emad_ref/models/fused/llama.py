@@ -1,0 +1,138 @@
+"""Llama and its kin: RMSNorm, one key for several query heads, a gated MLP.
+
+    h ← h + c · post₁(attention(pre₁ h))
+    h ← h + c · post₂(down(act(gate x) · up x)),  x = pre₂ h
+
+A family says which of the four norms it has (``Names``), what its RMSNorm rounds when, whether queries and keys are
+normed (by the shape of the norm: over a head or over all of them), and its factor c. Which keys a query sees is the
+mask's matter, so sliding windows are; a layer without positions (SmolLM3) says so itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, attended, parameters, turn
+
+
+class Names(NamedTuple):
+    """Attributes of a block that hold its norms, None where it has none; ``norm`` makes one a function."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+    norm: Callable[[Any], Pointwise]
+
+
+def llama(names: Names, block: Any) -> Step:
+    """The step of a decoder layer like Llama's."""
+    attention, mlp = block.self_attn, block.mlp
+    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(mlp.act_fn)
+    first, after_first, second, after_second = (_norm_of(block, names.norm, name) for name in names[:4])
+    query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
+    turns, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
+    query_of, key_of, value_of, out = (parameters(getattr(attention, f"{name}_proj")) for name in "qkvo")
+    gate, up, down = (parameters(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
+    whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
+
+    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None) -> Tensor:
+        projected = F.linear(states, own["weight"], own["bias"])
+        if norm is not None and whole:
+            projected = norm(projected)
+        split = projected.view(*states.shape[:2], -1, head)
+        return norm(split) if norm is not None and not whole else split
+
+    def step(hidden: Tensor, given: Given) -> Tensor:
+        normed = hidden if first is None else first(hidden)
+        query, key = heads(normed, query_of, query_norm), heads(normed, key_of, key_norm)
+        value = heads(normed, value_of, None).transpose(1, 2)
+        if turns:
+            assert given.turns is not None
+            both = turn(torch.cat((query, key), dim=2).unsqueeze(3), given.turns).squeeze(3)
+            query, key = both.split((query.shape[2], key.shape[2]), dim=2)
+        keys, values = given.writer.update(key.transpose(1, 2), value, index)
+        seen = attended(query.transpose(1, 2), keys, values, given, scale)
+        change = F.linear(seen, out["weight"], out["bias"])
+        base = _joined(hidden, change if after_first is None else after_first(change), factor)
+        normed = base if second is None else second(base)
+        opened = act(F.linear(normed, gate["weight"], gate["bias"])) * F.linear(normed, up["weight"], up["bias"])
+        change = F.linear(opened, down["weight"], down["bias"])
+        return _joined(base, change if after_second is None else after_second(change), factor)
+
+    return step
+
+
+def _joined(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:
+    return hidden + change if factor is None else hidden + change * factor
+
+
+def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> Pointwise | None:
+    return None if name is None or not hasattr(owner, name) else norm(getattr(owner, name))
+
+
+def rounded_first(module: Any) -> Pointwise:
+    """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before it meets the weight."""
+    width, eps, own = _width(module), module.variance_epsilon, parameters(module)
+
+    def norm(states: Tensor) -> Tensor:
+        if states.dtype == torch.float32:
+            return torch.rms_norm(states, width, own["weight"], eps)
+        quotient = torch.rms_norm(states.float(), width, None, eps).to(states.dtype)
+        return own["weight"] * quotient
+
+    return norm
+
+
+def rounded_last(module: Any) -> Pointwise:
+    """OLMo2's RMSNorm: weight and quotient meet before the product is rounded."""
+    width, eps, own = _width(module), module.variance_epsilon, parameters(module)
+
+    def norm(states: Tensor) -> Tensor:
+        if states.dtype == torch.float32:
+            return torch.rms_norm(states, width, own["weight"], eps)
+        return (own["weight"] * torch.rms_norm(states.float(), width, None, eps)).to(states.dtype)
+
+    return norm
+
+
+def one_more(module: Any) -> Pointwise:
+    """Gemma's RMSNorm: the weight counts from one, in float32."""
+    width, eps, own = _width(module), module.eps, parameters(module)
+
+    def norm(states: Tensor) -> Tensor:
+        return torch.rms_norm(states.float(), width, 1.0 + own["weight"].float(), eps).to(states.dtype)
+
+    return norm
+
+
+def _width(module: nn.Module) -> tuple[int, ...]:
+    return tuple(parameters(module)["weight"].shape)
+
+
+_BEFORE = Names("input_layernorm", None, "post_attention_layernorm", None, rounded_first)
+_AFTER = Names(None, "post_attention_layernorm", None, "post_feedforward_layernorm", rounded_last)
+_AROUND = Names(
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    one_more,
+)
+MAKERS: dict[str, Callable[[Any], Step | None]] = {
+    "LlamaDecoderLayer": partial(llama, _BEFORE),
+    "Qwen2DecoderLayer": partial(llama, _BEFORE),
+    "Qwen3DecoderLayer": partial(llama, _BEFORE),
+    "MistralDecoderLayer": partial(llama, _BEFORE),
+    "SmolLM3DecoderLayer": partial(llama, _BEFORE),
+    "GraniteDecoderLayer": partial(llama, _BEFORE),
+    "GemmaDecoderLayer": partial(llama, _BEFORE._replace(norm=one_more)),
+    "Gemma3DecoderLayer": partial(llama, _AROUND),
+    "Olmo2DecoderLayer": partial(llama, _AFTER),
+}

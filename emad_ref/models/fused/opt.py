@@ -1,0 +1,47 @@
+"""OPT: norms before attention and MLP, or after them (350m); queries are scaled before attention, not in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, attended, parameters
+
+
+def opt(block: Any) -> Step:
+    """The step of an ``OPTDecoderLayer``."""
+    attention, before = block.self_attn, block.do_layer_norm_before
+    head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(block.activation_fn)
+    first, second = _layer_norm(block.self_attn_layer_norm), _layer_norm(block.final_layer_norm)
+    query_of, key_of, value_of = (parameters(getattr(attention, f"{name}_proj")) for name in "qkv")
+    out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)
+
+    def step(hidden: Tensor, given: Given) -> Tensor:
+        rows, queries, _width = hidden.shape
+        normed = first(hidden) if before else hidden
+        query = F.linear(normed, query_of["weight"], query_of["bias"]) * scale
+        key = F.linear(normed, key_of["weight"], key_of["bias"])
+        value = F.linear(normed, value_of["weight"], value_of["bias"])
+        query, key, value = (states.view(rows, queries, -1, head).transpose(1, 2) for states in (query, key, value))
+        keys, values = given.writer.update(key, value, index)
+        seen = attended(query, keys, values, given, 1.0)
+        base = hidden + F.linear(seen, out["weight"], out["bias"])
+        if not before:
+            base = first(base)
+        inner = act(F.linear(second(base) if before else base, up["weight"], up["bias"]))
+        changed = base + F.linear(inner, down["weight"], down["bias"])
+        return changed if before else second(changed)
+
+    return step
+
+
+def _layer_norm(module: nn.LayerNorm) -> Pointwise:
+    width, eps, own = module.normalized_shape, module.eps, parameters(module)
+    return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
+
+
+MAKERS: dict[str, Callable[[Any], Step | None]] = {"OPTDecoderLayer": opt}

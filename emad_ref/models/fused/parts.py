@@ -1,0 +1,94 @@
+"""What fused steps are made of: what a forward gives them, rotary turns, attention over the cache, norms, activations.
+
+A turn by position computes x·cos + swap(x)·(∓sin): ``rotate_half``'s sign lies in the table, once per forward.
+Where several query heads share a key (GQA), they stand as further queries of that key's head: nothing is repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from emad_ref.models.stepper import Writer
+
+Pointwise = Callable[[Tensor], Tensor]
+Turns = tuple[Tensor, Tensor]
+
+
+class Given:
+    """What one forward gives the fused steps of one station.
+
+    ``writer``: the cache of the forward's rows. ``mask``: additive [rows or 1, 1, n, keys], None where every query sees
+    every key or, of ``several`` queries, by SDPA's causal flag. ``turns``: (cos, signed sin) [rows or 1, n, 1, 1, d],
+    None where positions are embedded.
+    """
+
+    __slots__ = ("_stacked", "causal", "mask", "turns", "writer")
+
+    def __init__(self, writer: Writer, mask: Tensor | None, turns: Turns | None, several: bool):
+        self.writer, self.mask, self.turns, self.causal = writer, mask, turns, several and mask is None
+        self._stacked: dict[int, Tensor] = {}
+
+    def stacked(self, groups: int) -> Tensor | None:
+        """The mask of ``groups`` query heads that stand as queries of one: [rows or 1, 1, groups · n, keys]."""
+        if self.mask is None or self.mask.shape[2] == 1:
+            return self.mask
+        if groups not in self._stacked:
+            self._stacked[groups] = self.mask.repeat(1, 1, groups, 1)
+        return self._stacked[groups]
+
+
+class Step(Protocol):
+    """One block over states [rows, n, D]: writes K and V, returns the states after it."""
+
+    def __call__(self, hidden: Tensor, given: Given) -> Tensor: ...
+
+
+def signed(cos: Tensor, sin: Tensor) -> Turns:
+    """Tables [1, P, d] of a model's rotary module as ``turn`` takes them: [1, P, 1, 1, d]."""
+    half = sin.shape[-1] // 2
+    sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
+    return cos[:, :, None, None], sin[:, :, None, None]
+
+
+def turn(states: Tensor, turns: Turns) -> Tensor:
+    """Turn ``states`` [rows, n, heads, k, d] by their positions, in place."""
+    cos, sin = turns
+    swapped = states.roll(cos.shape[-1] // 2, -1)
+    if cos.dtype == states.dtype:
+        return states.mul_(cos).addcmul_(swapped, sin)
+    return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its turn
+
+
+def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: float) -> Tensor:
+    """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d]."""
+    rows, heads, queries, width = query.shape
+    groups = heads // keys.shape[1]
+    if groups == 1 or given.causal:
+        seen = F.scaled_dot_product_attention(
+            query, keys, values, given.mask, is_causal=given.causal, scale=scale, enable_gqa=groups > 1
+        )
+    else:
+        stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
+        seen = F.scaled_dot_product_attention(stacked, keys, values, given.stacked(groups), scale=scale)
+        seen = seen.reshape(rows, heads, queries, width)
+    return seen.transpose(1, 2).reshape(rows, queries, heads * width)
+
+
+def parameters(module: nn.Module) -> dict[str, Any]:
+    """The module's own table of parameters: read at every call, so that a parameter put in another's place counts."""
+    return module._parameters
+
+
+def activation(module: nn.Module) -> Pointwise:
+    """``module`` as a function: PyTorch's own where it does nothing but call it."""
+    if type(module).__name__ == "GELUActivation":
+        return F.gelu if getattr(module, "act", None) is F.gelu else module
+    return ACTIVATIONS.get(type(module).__name__, module)
+
+
+ACTIVATIONS: dict[str, Pointwise] = {"SiLUActivation": F.silu, "SiLU": F.silu, "ReLU": F.relu}
