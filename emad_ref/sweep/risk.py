@@ -15,6 +15,9 @@ H_λ: "the risk R(λ) exceeds δ" has the Hoeffding–Bentkus p-value of its mea
 while p ≤ ε, stops at the first p > ε and returns the last λ that passed: no correction for the number of λ is owed,
 and none may be skipped. Nothing passes → full depth, which loses nothing against itself and needs no certificate.
 
+Hoeffding–Bentkus knows the mean alone. Where losses vary little, ``sweep.betting`` needs fewer sequences, and its
+p-values take the same walk (``fixed_sequence``).
+
 The module knows no model and no rule: it is given losses per sequence, made by whoever decoded. What it promises holds
 for sequences drawn like the calibration ones, and for the mean of the given loss, not for each sequence.
 """
@@ -138,20 +141,27 @@ def certify(
     """
     _check_bounds(tolerance, level)
     losses = _matrix("losses", losses)
-    n, candidates = losses.shape
+    n = len(losses)
     # fsum rounds once: Σ of ten losses 0.1 is then 1, and ⌈Σ⌉ does not depend on the order of the sequences.
     sums = np.array([math.fsum(column) for column in losses.T.tolist()])
-    p = p_value(sums, n, tolerance)
+    return fixed_sequence(p_value(sums, n, tolerance), sums / n, n, tolerance, level)
+
+
+def fixed_sequence(p: Floats, mean: Floats, n: int, tolerance: float, level: float) -> Certificate:
+    """The walk alone, along ``p`` [λ] of "the risk exceeds ``tolerance``" in the order fixed before; ``mean`` [λ] R̂.
+
+    Whatever the p-values are: each has to be valid by itself, for ``n`` independent sequences.
+    """
     passing = int(np.argmax(np.append(p > level, True)))
     return Certificate(
         index=passing - 1 if passing else None,
         p_values=p,
-        mean_loss=sums / n,
-        tested=min(passing + 1, candidates),
+        mean_loss=mean,
+        tested=min(passing + 1, len(p)),
         sequences=n,
         tolerance=tolerance,
         level=level,
-        reason=_reason(passing, p, sums / n, n, tolerance, level),
+        reason=_reason(passing, p, mean, n, tolerance, level),
     )
 
 

@@ -1,0 +1,211 @@
+"""A guarantee for exits: the loosest threshold whose mean loss on text like this is bounded, and what that is worth.
+
+    P(E[c] ≤ δ) ≥ 1 − ε        over draws of the calibration documents; E over documents drawn like them
+
+c a bounded loss per document (``screening.bounded``). Learn-then-Test (``sweep.risk``) along thresholds from strict to
+loose, with p-values by betting (``sweep.betting``): a promise at finite n for independent documents of one kind, of the
+mean over such documents, about text that is read. It speaks of no single document, of no other text, and not of text
+that the model writes itself.
+
+Knows no model, no trace and no torch: whoever decoded brings losses of documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.screening.bounded import EXCESS, LOSSES, BoundedLoss
+from emad_ref.signals import SIGNALS
+from emad_ref.sweep.betting import betting, needed_documents, power_of
+from emad_ref.sweep.risk import fixed_sequence, needed_sequences
+from emad_ref.verdict.units import ByDocument
+
+ERROR = 0.05  # ε
+
+
+class Tried(NamedTuple):
+    """A threshold that had a say: its name, its mean loss over documents, and the p-value of "the risk exceeds δ"."""
+
+    name: str
+    loss: float
+    p: float
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """What is promised, of which threshold, from how many documents of which text.
+
+    ``loss``       one of ``LOSSES``; ``cap`` B and ``risk`` δ in its unit, ``error`` ε.
+    ``text``       what the calibration documents are documents of, in words.
+    ``tested``     thresholds from strict to loose up to the first that failed; ``chosen``: the last that passed, None:
+                   full depth, which needs no promise.
+    ``capped``     share of calibration documents whose loss reached B, under ``chosen`` or else the strictest.
+    ``power``      chance that another calibration set of so many documents certifies that threshold, estimated at the
+                   losses observed; ``needed``: documents that make it 80 %. None: none within reach.
+    """
+
+    loss: str
+    cap: float
+    risk: float
+    error: float
+    documents: int
+    text: str
+    tested: tuple[Tried, ...]
+    chosen: str | None
+    capped: float
+    power: float
+    needed: int | None
+
+    @property
+    def statement(self) -> str:
+        """What is promised and what is not, for a reader who reads nothing else."""
+        if self.chosen is None:
+            return f"Nothing is promised but full depth: {self._refused}."
+        rise, cut = "", ""
+        if self.loss == EXCESS.name:
+            rise = f" (perplexity +{math.expm1(self.risk):.1%})"
+            cut = f", gains counted as nothing and no document above {self.cap:g}"
+        return (
+            f"With probability {1 - self.error:.0%} over draws of these {self.documents} calibration documents, "
+            f"{self.chosen} costs at most {self.risk:.3g} {LOSSES[self.loss].told}{rise}, as a mean over documents "
+            f"like those of {self.text}{cut}; nothing is promised of a single document, of text of another kind, or "
+            "of text that the model goes on to write itself."
+        )
+
+    @property
+    def said(self) -> str:
+        """How many documents there were, how many it takes, and the power, in a line."""
+        name = self.chosen or self.tested[0].name
+        needed = f"about {self.needed:,} give 80 %" if self.needed else "no practical number gives 80 %"
+        return f"{name}: power {self.power:.0%} with {self.documents:,} documents; {needed}"
+
+    @property
+    def _refused(self) -> str:
+        strictest, fewest = self.tested[0], needed_sequences(self.risk / self.cap, self.error)
+        if self.documents < fewest:
+            return f"{self.documents} documents of {self.text} certify nothing, {fewest} are the fewest that could"
+        unit = LOSSES[self.loss].told
+        return (
+            f"{strictest.name}, the strictest, costs {strictest.loss:.3g} {unit} on {self.documents} documents of "
+            f"{self.text}, against {self.risk:.3g} (p = {strictest.p:.2g}, at most {self.error:g} is needed)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Every field by name, as built-in types."""
+        return asdict(self) | {"tested": [list(tried) for tried in self.tested]}
+
+    @staticmethod
+    def from_json(given: Mapping[str, Any]) -> Guarantee:
+        """What ``to_json`` gave.
+
+        Raises:
+            BadArgument: fields that are missing, unknown or of another type, an unknown loss, or a choice not tested.
+        """
+        try:
+            found = Guarantee(**{**given, "tested": tuple(Tried(*each) for each in given["tested"])})
+            sound = _sound(found)
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadArgument("guarantee", dict(given), "the fields of a Guarantee", str(error)) from error
+        if not sound:
+            raise BadArgument("guarantee", dict(given), "values that a Guarantee can have", "screen the model again")
+        return found
+
+
+def _sound(found: Guarantee) -> bool:
+    numbers = (found.cap, found.risk, found.error, found.capped, found.power, *(n for t in found.tested for n in t[1:]))
+    return (
+        all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
+        and 0 < found.risk < found.cap
+        and 0 < found.error < 1
+        and type(found.documents) is int
+        and (found.needed is None or type(found.needed) is int)
+        and found.loss in LOSSES
+        and all(isinstance(text, str) for text in (found.text, *(tried.name for tried in found.tested)))
+        and bool(found.tested)
+        and (found.chosen is None or found.chosen in [tried.name for tried in found.tested])
+    )
+
+
+# ---------------------------------------------------------------- the choice
+
+
+def guaranteed(
+    losses: ByDocument,
+    names: Sequence[str],
+    kind: BoundedLoss = EXCESS,
+    *,
+    text: str,
+    risk: float | None = None,
+    error: float = ERROR,
+    seed: int = 0,
+) -> Guarantee:
+    """Walk the thresholds from strict to loose while each one's risk is shown to be at most δ.
+
+    Args:
+        losses: [documents, λ] of ``kind``, in its unit; documents drawn independently, and none of them used for the
+            lens, the gate or the grid.
+        names: of each λ, strict to loose, in an order fixed before these losses were seen (``require_order``).
+        text: what these documents are documents of, in words.
+        risk: δ in the unit of ``kind``, its own by default.
+        error: ε.
+        seed: of what ``power`` and ``needed`` simulate.
+
+    Raises:
+        BadArgument: losses outside 0–B, no document, no threshold, another number of names, names that are not all
+            different, δ or ε out of range.
+    """
+    delta = kind.risk if risk is None else risk
+    if not 0 < delta < kind.cap:
+        raise BadArgument("risk", delta, f"a number between 0 and {kind.cap:g}, both excluded", kind.told)
+    if not 0 < error < 1:
+        raise BadArgument("error", error, "a number strictly between 0 and 1", "ε is the chance that δ is exceeded")
+    values = np.asarray(losses.values, dtype=np.float64)
+    if values.ndim != 2 or not values.size or values.shape[1] != len(names):
+        expected = f"shape [documents, {len(names)}], at least one of each"
+        raise BadArgument("losses", f"shape {values.shape}", expected, "one column per name")
+    if len(set(names)) < len(names):
+        raise BadArgument("names", list(names), "each once")
+    if not ((values >= 0) & (values <= kind.cap)).all():  # NaN is outside
+        raise BadArgument(
+            "losses", f"{values.min():g}–{values.max():g}", f"values in 0–{kind.cap:g}", "see screening.bounded"
+        )
+    shares, tolerance = values / kind.cap, delta / kind.cap
+    p, mean, n = betting(shares, tolerance, error), values.mean(axis=0), len(values)
+    walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
+    last = walk.index or 0  # where none passes: the strictest
+    until = shares[:, : last + 1]
+    return Guarantee(
+        loss=kind.name,
+        cap=kind.cap,
+        risk=delta,
+        error=error,
+        documents=n,
+        text=text,
+        tested=tuple(map(Tried, names[: walk.tested], mean.tolist(), p.tolist())),
+        chosen=None if walk.index is None else names[walk.index],
+        capped=float((values[:, last] >= kind.cap).mean()),
+        power=power_of(until, n, tolerance, error, seed=seed),
+        needed=needed_documents(until, tolerance, error, seed=seed),
+    )
+
+
+def require_order(points: Sequence[OperatingPoint]) -> None:
+    """Refuse points that are not one rule, from strict to loose: each exits wherever the one before it does.
+
+    Raises:
+        BadArgument: points that differ in more than name and thresholds, or a threshold that is stricter than before.
+    """
+    for before, after in pairwise(points):
+        alike = {**before.to_json(), "name": "", "thresholds": ""} == {**after.to_json(), "name": "", "thresholds": ""}
+        sign = 1 if SIGNALS[after.signal].sense == "falls" else -1
+        if not alike or not (sign * np.subtract(after.thresholds, before.thresholds) >= 0).all():
+            expected = f"{before.name} with thresholds that exit at least as often"
+            raise BadArgument("points", after.name, expected, "order them from strict to loose before any loss is seen")
