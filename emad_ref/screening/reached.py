@@ -1,0 +1,154 @@
+"""What families reach: the most that each saves net at a level of loss, chosen on one split and shown on another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.record import Floats
+from emad_ref.replay import Ladder, Replay, decode_flops, sums
+from emad_ref.screening.choosing import Losses, loosest
+from emad_ref.screening.families import Family
+from emad_ref.screening.traced import Traced
+from emad_ref.sweep.ceilings import filled_flops
+from emad_ref.sweep.grids import Dial
+from emad_ref.sweep.losses import Columns
+from emad_ref.verdict.bootstrap import RESAMPLES, document_draws
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.rates import mean_rate, perplexity_rise
+from emad_ref.verdict.units import ByDocument
+
+
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """One family at one level. ``point`` None: nothing of it stays below the level, and nothing is saved.
+
+    ``net``: share of full depth's FLOPs, ``rise`` of perplexity, ``blocks``: share of blocks; with intervals by
+    document on evaluation text. ``how``: ``replayed`` (exact K and V, free depth charged for copies) or ``decoded``.
+    """
+
+    family: Family
+    level: float
+    point: OperatingPoint | None = None
+    net: Estimate | None = None
+    rise: Estimate | None = None
+    blocks: Estimate | None = None
+    how: str = "replayed"
+
+    @property
+    def saving(self) -> float:
+        """Net, on evaluation; 0 without a point."""
+        return 0.0 if self.net is None else self.net.value
+
+
+class Chooser:
+    """Chooses on ``validate`` what ``evaluate`` then judges."""
+
+    def __init__(self, validate: Traced, judged: int, geometry: Geometry):
+        self._traced, self._geometry = validate, geometry
+        self.losses = Losses.of(validate.own, validate.text.documents, judged)
+        self._ladders: dict[object, Ladder] = {}
+
+    def bound(self, point: OperatingPoint) -> float:
+        """The least level that ``point`` will be confirmed at."""
+        return self.losses.bound(sums(self._traced.own, self._replayed(point).nll_nats))
+
+    def saved(self, point: OperatingPoint) -> float:
+        """Net share of full depth's FLOPs."""
+        trace = self._traced.of(point)
+        spent = charged(self._traced, self._replayed(point), self._geometry).sum()
+        full = Ladder(trace).replay(full_depth(trace.layers))
+        return float(1 - spent / decode_flops(trace, full, self._geometry).sum())
+
+    def best(self, family: Family, level: float) -> OperatingPoint | None:
+        """Of all sets of probes, or of all points, the one that saves most within ``level``; None: none does."""
+        within = [point for dial in family.dials if (point := self._loosest(dial, level)) is not None]
+        within += [point for point in family.points if self.bound(point) <= level]
+        saving = [(self.saved(point), point) for point in within]
+        best = max(saving, key=lambda each: each[0], default=(0.0, None))
+        return best[1] if best[0] > 0 else None
+
+    def _loosest(self, dial: Dial, level: float) -> OperatingPoint | None:
+        return loosest(dial, level, self.bound)
+
+    def _replayed(self, point: OperatingPoint) -> Replay:
+        key = point.lens, point.estimator
+        if key not in self._ladders:
+            self._ladders[key] = Ladder(self._traced.of(point))
+        return self._ladders[key].replay(point)
+
+
+def charged(traced: Traced, replayed: Replay, geometry: Geometry) -> Floats:
+    """[windows] FLOPs of decoding, of free depth with K and V above an exit copied."""
+    trace = traced.of(replayed.point)
+    free = replayed.point.schedule.startswith("free")
+    return filled_flops(trace, replayed, geometry) if free else decode_flops(trace, replayed, geometry)
+
+
+def replayed_columns(traced: Traced, points: Sequence[OperatingPoint], geometry: Geometry) -> Columns:
+    """A column per point, full depth before them; charged as ``charged`` does."""
+    every = [full_depth(traced.own.layers), *points]
+    replays = [Ladder(traced.of(point)).replay(point) for point in every]
+    own = traced.own
+    columns = [
+        (
+            sums(own, replay.nll_nats),
+            sums(own, replay.top1 != own.target),
+            charged(traced, replay, geometry),
+            sums(own, replay.depth),
+        )
+        for replay in replays
+    ]
+    return Columns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
+
+
+class Judge:
+    """Intervals by document of columns on evaluation text, all from the same samples of documents."""
+
+    def __init__(self, traced: Traced, seed: int):
+        self.traced, self._documents = traced, traced.text.documents
+        self._rng = np.random.default_rng(seed)
+        self._draws = document_draws(traced.text.count, RESAMPLES, self._rng)
+        self._tokens = self._by(traced.own.lengths.astype(np.float64))
+
+    def of(
+        self, family: Family, level: float, point: OperatingPoint, columns: Columns, number: int, how: str = "replayed"
+    ) -> Reached:
+        """``columns``: full depth first, ``point`` at ``number``."""
+        shared = {"rng": self._rng, "draws": self._draws}
+        rise = perplexity_rise(
+            self._by(columns.nll_nats[:, number]),
+            self._by(columns.nll_nats[:, 0]),
+            self._tokens,
+            threshold=level,
+            **shared,
+        )
+        net, blocks = (
+            mean_rate(
+                self._by(column[:, 0] - column[:, number]), self._by(column[:, 0]), threshold=0.0, unit="share", **shared
+            )
+            for column in (columns.flops, columns.depth)
+        )
+        return Reached(family, level, point, net, rise, blocks, how)
+
+    def _by(self, values: Floats) -> ByDocument:
+        return ByDocument.summed(values, self._documents)
+
+
+def reached(
+    families: Iterable[Family], levels: Sequence[float], chooser: Chooser, judge: Judge, geometry: Geometry
+) -> list[Reached]:
+    """A row per family and level."""
+    chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
+    points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
+    columns = replayed_columns(judge.traced, points, geometry)
+    return [
+        Reached(family, level)
+        if point is None
+        else judge.of(family, level, point, columns, 1 + points.index(point))
+        for family, level, point in chosen
+    ]

@@ -1,0 +1,62 @@
+"""Traces of a screening: validation and evaluation text, by the model's own head and through the lens.
+
+Both know the true divergence, for ceilings, and the gate's estimates at every layer of the lens: a gate asked after
+fewer layers reads the same numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.trace import Trace, take_trace
+from emad_ref.models.loading import Loaded
+from emad_ref.point import OperatingPoint
+from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.texts import FEWEST, Text
+
+TIMED = 4  # windows
+PASSES = 4  # two splits, two readouts
+
+
+@dataclass(frozen=True, eq=False)
+class Traced:
+    """``text``, and what the model says after every layer of it: ``own`` by its head, ``tuned`` through the lens."""
+
+    text: Text
+    own: Trace
+    tuned: Trace
+
+    def of(self, point: OperatingPoint) -> Trace:
+        """The trace that ``point`` is replayed on, which then knows its gate."""
+        trace = self.own if point.lens is None else self.tuned
+        if point.estimator.kind == "linear" and point.estimator not in trace.estimates:
+            (whole,) = (known for known in trace.estimates if known.kind == "linear")
+            estimates = {**trace.estimates, point.estimator: trace.estimates[whole]}
+            macs = {**trace.macs_per_row, point.estimator: trace.macs_per_row[whole]}
+            return replace(trace, estimates=estimates, macs_per_row=macs)
+        return trace
+
+
+def traceable(model: Loaded, texts: tuple[Text, Text], lens: str, settings: Settings) -> tuple[Text, Text]:
+    """As much of both texts as can be traced in time: ``FEWEST`` windows at least, where there are so many."""
+    timed = texts[0].windows[:TIMED]
+    most = max(len(text.windows) for text in texts)
+    seconds = settings.seconds("traces") / PASSES
+    fits = TIMED * affordable(
+        lambda: take_trace(model.stepper, timed, lens=lens, divergence=True), seconds, -(-most // TIMED)
+    )
+    first, second = (text.first(max(FEWEST, fits)) for text in texts)
+    return first, second
+
+
+def traced(model: Loaded, text: Text, fitted: FittedLens, lens: str, progress: str | None = None) -> Traced:
+    """Both traces of ``text``. ``lens``: digest of the fitted lens, attached to the model's stepper."""
+    named = {name: None if progress is None else f"{progress}, {name}" for name in ("own head", "tuned lens")}
+    gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
+    stepper, windows = model.stepper, text.windows
+    own = take_trace(stepper, windows, divergence=True, progress=named["own head"])
+    tuned = take_trace(
+        stepper, windows, lens=lens, estimators=gate, divergence=True, progress=named["tuned lens"]
+    )
+    return Traced(text, own, tuned)
