@@ -5,6 +5,9 @@ of its own, loaded anew when first asked for and freed with the subject: what it
 hooks, a compiled forward) is its own business, and slows or changes nothing here. Our own decoder changes nothing and
 walks the judge's model, which saves the memory; it enters by a door that no request holds (``judges_own``).
 
+A point may name a tuned lens, which is no part of the model: those attached to the judge's model are attached to the
+copy whenever it is asked for, as copies of their own.
+
 Whenever somebody else's decoder is closed the judge's model is held against its seal (``models.seal``). Nothing in the
 protocol leads to it, so a change is an error and no finding, and everything asked afterwards says so again.
 """
@@ -22,6 +25,7 @@ from emad_ref.models.again import Whence
 from emad_ref.models.loading import Loaded
 from emad_ref.models.seal import Meddled, Seal, Surroundings
 from emad_ref.protocol import ModelRef
+from emad_ref.readout.tuned import lend_lenses
 
 _OWN: ContextVar[Loaded | None] = ContextVar("the judge's model, while a host is asked for a decoder", default=None)
 
@@ -34,7 +38,7 @@ class Lending:
 
     def __init__(self, loaded: Loaded, lend: Callable[[Loaded], Loaded] | None = None):
         self._own, self._lend, self._broken = loaded, lend or loaded_again, ""
-        self.ref = ModelRef(loaded.name, lambda: self.copy)
+        self.ref = ModelRef(loaded.name, self._lent)
 
     @cached_property
     def copy(self) -> Loaded:
@@ -44,6 +48,11 @@ class Lending:
             OtherWeights: the files have changed since the judge's model was read.
         """
         return self._lend(self._own)
+
+    def _lent(self) -> Loaded:
+        """The copy, with every lens that points may name by now."""
+        lend_lenses(self._own.stepper, self.copy.stepper)
+        return self.copy
 
     @property
     def copies(self) -> tuple[Loaded, ...]:

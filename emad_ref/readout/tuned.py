@@ -13,6 +13,7 @@ walks the model, once, and whatever reads that model by that point finds them th
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -164,6 +165,17 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     raised_dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
     _ATTACHED.setdefault(stepper, {})[lens.digest] = lens.placed(stepper.device, raised_dtype)
     return lens.digest
+
+
+def lend_lenses(own: Stepper, copy: Stepper) -> None:
+    """Attach to ``copy``, which walks a copy of the model that ``own`` walks, copies of all lenses attached to ``own``.
+
+    Nothing that is written into those reaches what ``own`` reads through.
+    """
+    held = _ATTACHED.setdefault(copy, {})
+    for name, lens in _ATTACHED.get(own, {}).items():
+        if name not in held:
+            held[name] = deepcopy(lens)
 
 
 def lens_named(stepper: Stepper, digest: str | None) -> TunedLens | None:

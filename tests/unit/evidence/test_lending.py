@@ -21,11 +21,14 @@ from emad_ref.models.again import OtherWeights
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.quantised import int8_copy
 from emad_ref.models.seal import Meddled, Seal
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import ModelRef, Request, Unsupported
+from emad_ref.readout.tuned import lens_named
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.meddling import AROUND, CHANGES, careless, dawdle, meddling
 from tests.decoders.meddling import change_a_weight as change
+from tests.lenses import attached
 
 STUDY = Study(corpus="self")
 
@@ -86,6 +89,35 @@ def test_a_model_made_in_memory_is_copied_there(nano):
     assert copy.model is not int8.model
     assert copy.fingerprint == int8.fingerprint
     assert copy.stepper.model is copy.model
+
+
+def test_the_copy_reads_through_the_judges_lenses_and_through_none_of_their_tensors(nano):
+    """Attached before the copy was first asked for, or after."""
+    lending = Lending(nano)
+    for seed in (0, 1):
+        digest = attached(nano.stepper, [1, 2], seed=seed)
+        copy = lending.ref.load().stepper
+        mine, lent = (lens_named(stepper, digest) for stepper in (nano.stepper, copy))
+        state = torch.randn(3, nano.geometry.hidden)
+        assert torch.equal(mine(state, 2), lent(state, 2))
+        lent.translators[2].bias.zero_()
+        assert not torch.equal(mine(state, 2), lent(state, 2))
+    assert lending.ref.load().stepper is copy
+    assert not lens_named(copy, digest).translators[2].bias.any(), "what a decoder did to its own is left to it"
+
+
+def test_a_decoder_of_somebody_else_decodes_through_a_lens(nano):
+    digest = attached(nano.stepper, [1], scale=0.05)
+    layers = nano.stepper.layers
+    point = OperatingPoint("p", "fixed_entropy", layers, layers, (1,), ((9.0,),), lens=digest)
+    subject = Subject(nano, STUDY, Host(walked))
+    ours_too = Subject(nano, STUDY, Host(ours))
+    (prompt,) = subject.prompts(1, 4)
+    emitted = []
+    for each in (subject, ours_too):
+        with each.open(point) as decoder:
+            emitted.append(decoder.generate([prompt], 6, frozenset()).emitted[0].tolist())
+    assert emitted[0] == emitted[1]
 
 
 def test_a_subject_that_shares_the_model_shares_the_copy():
