@@ -1,10 +1,13 @@
 """The papers' whole plan for a list of models in one command: one run per model, resumable, one report folder.
 
-    python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] MODEL …
+    python -m pytest_emad.reproduce --out DIR [--budget full] [--data DIR] [--suites PATH] [--executor WHERE] MODEL …
 
 Each model is judged by a pytest of its own, so that one that cannot be loaded takes no other down. A model whose report
 was written for the same version, budget and options is not judged again: an interrupted command goes on where it was.
 A falsified claim is a result, not a failure of the command; what could not run is.
+
+``--executor`` gives models to machines, each to one that it has to itself, because verdicts measure time; DIR, data and
+suites are files that all of them see.
 
     DIR/<model>/report.json   as every run writes it, with its pages   DIR/<model>/log.txt   what the run said
     DIR/summary.json          all models' claims, statuses             DIR/summary.txt       the claims as one table
@@ -20,14 +23,19 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from emad_ref import __version__
+from emad_ref.cli.parsing import executor_argument
+from emad_ref.errors import BadArgument
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile, read_json, require_writable, write_atomically
 from emad_ref.report.reading import BadReport, Report, read_report
+from emad_ref.workers.address import workers_at
+from emad_ref.workers.handing import WorkersLost, handed_out
 
 DONE = "done.json"
 JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
@@ -41,6 +49,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--suites", default="pytest_emad.suites", help="package or path of the suites")
     parser.add_argument("--data", type=Path, help="folder with data sets, as --emad-data")
     parser.add_argument("--device", default="cpu")
+    executor_argument(parser)
     return parser
 
 
@@ -73,6 +82,33 @@ def judged(model: str, folder: Path, chosen: argparse.Namespace) -> int:
     if status in JUDGED:
         write_atomically(mark, json.dumps({"identity": wanted, "status": status}) + "\n")
     return status
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One model to judge."""
+
+    model: str
+    folder: Path
+    chosen: argparse.Namespace
+
+    def judged(self) -> int:
+        return judged(self.model, self.folder, self.chosen)
+
+
+def everywhere(units: Sequence[Unit], executor: str) -> Iterator[tuple[Unit, int]]:
+    """Each unit and its status, in order.
+
+    Raises:
+        BadArgument: no such executor, or one whose workers would disturb each other's clocks.
+    """
+    with workers_at(executor) as crew:
+        if crew is None:
+            yield from ((unit, unit.judged()) for unit in units)
+            return
+        if crew.crowded:
+            raise BadArgument("executor", executor, "one worker a machine", f"verdicts measure time, and {crew.crowded}")
+        yield from handed_out(crew, Unit.judged, units)
 
 
 def finished(mark: Path, wanted: Mapping[str, str]) -> int | None:
@@ -118,9 +154,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             require_writable(chosen.out / name / "log.txt", "--out")
     except BadFile as error:
         parser.error(str(error))
-    statuses = {
-        model: judged(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)
-    }
+    units = [Unit(model, chosen.out / name, chosen) for model, name in zip(chosen.models, names, strict=True)]
+    try:
+        statuses = {unit.model: status for unit, status in everywhere(units, chosen.executor)}
+    except BadArgument as error:
+        parser.error(str(error))
+    except WorkersLost as error:  # what was judged is kept, and found again by the next command
+        print(error)
+        return 4
     from emad_ref.report.folder import write_pages
     from emad_ref.report.tables import claims_table
 

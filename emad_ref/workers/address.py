@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -57,7 +58,8 @@ def _processes(count: int, threads: int) -> Crew:
         fresh = multiprocessing.get_context("spawn")
         return ProcessPoolExecutor(count, mp_context=fresh, initializer=partial(_settle, threads))
 
-    return Crew(f"{count} processes", engage, EACH * count)
+    crowded = f"{count} processes share this machine" if count > 1 else ""
+    return Crew(f"{count} processes", engage, EACH * count, crowded=crowded)
 
 
 def _settle(threads: int) -> None:
@@ -78,12 +80,14 @@ def _dask(address: str) -> Iterator[Crew]:
         remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
         raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
     with client:
-        count = len(client.scheduler_info(n_workers=-1)["workers"])
-        if count == 0:
+        hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
+        if not hosts:
             raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
+        (host, most), count = hosts.most_common(1)[0], hosts.total()
+        crowded = f"{most} workers share {host}" if most > 1 else ""
         # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
         engage = partial(client.get_executor, pure=False)
-        yield Crew(address, engage, EACH * count, (BrokenExecutor, KilledWorker))
+        yield Crew(address, engage, EACH * count, (BrokenExecutor, KilledWorker), crowded)
 
 
 def _slurm(address: str) -> Crew:

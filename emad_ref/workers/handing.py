@@ -40,12 +40,14 @@ class Crew:
     ``engage``   an executor of fresh workers, or of those that are left.
     ``ahead``    units that are out at once: enough that nobody waits, few enough to hold in memory.
     ``deaths``   exceptions that say that a worker died and not that its function failed.
+    ``crowded``  why units that measure time would disturb one another; "" where each worker has its machine to itself.
     """
 
     name: str
     engage: Callable[[], Executor]
     ahead: int
     deaths: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    crowded: str = ""
 
 
 def handed_out(

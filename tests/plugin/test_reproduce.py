@@ -28,8 +28,9 @@ def asked(tmp_path: Path):
     suite = tmp_path / "test_stub.py"
     suite.write_text(SUITE)
 
-    def run(*models: str, budget: str = "smoke") -> int:
-        return reproduce.main([*models, "--out", str(tmp_path / "out"), "--suites", str(suite), "--budget", budget])
+    def run(*models: str, budget: str = "smoke", executor: str = "here") -> int:
+        out = ["--out", str(tmp_path / "out")]
+        return reproduce.main([*models, *out, "--suites", str(suite), "--budget", budget, "--executor", executor])
 
     return run
 
@@ -59,6 +60,19 @@ def test_what_is_done_is_not_judged_again_unless_asked_otherwise(asked, tmp_path
     assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns == stamp
     asked("one", budget="standard")
     assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns != stamp
+
+
+def test_a_worker_judges_as_this_process_does(asked, tmp_path):
+    assert asked("one", "failing", executor="processes:1") == 1
+    assert read(tmp_path)["status"] == {"one": 0, "failing": 1}
+    assert (tmp_path / "out" / "one" / "report.json").is_file()
+
+
+def test_workers_that_share_a_machine_would_disturb_each_others_clocks(asked, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        asked("one", executor="processes:2")
+    assert "but expected one worker a machine; verdicts measure time, and 2 processes share" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "one" / "report.json").exists()
 
 
 def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):

@@ -94,7 +94,7 @@ def test_a_unit_that_kills_everybody_is_named_as_a_loss_of_workers() -> None:
 
 
 def test_deaths_far_apart_are_forgiven() -> None:
-    left = {unit: LOST - 1 for unit in range(5)}
+    left = dict.fromkeys(range(5), LOST - 1)
 
     def deadly(unit: int) -> bool:
         left[unit] -= 1
