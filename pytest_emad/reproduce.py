@@ -107,7 +107,8 @@ def everywhere(units: Sequence[Unit], executor: str) -> Iterator[tuple[Unit, int
             yield from ((unit, unit.judged()) for unit in units)
             return
         if crew.crowded:
-            raise BadArgument("executor", executor, "one worker a machine", f"verdicts measure time, and {crew.crowded}")
+            remedy = f"verdicts measure time, and {crew.crowded}"
+            raise BadArgument("executor", executor, "one worker a machine", remedy)
         yield from handed_out(crew, Unit.judged, units)
 
 

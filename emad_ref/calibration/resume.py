@@ -2,11 +2,11 @@
 
     corpora → windows → batches → lens trace → running statistics → profile
 
-After every batch the state (statistics, and per corpus the windows read, their tokens and a checksum of them) goes into
-a checkpoint, which is written whole or not at all; so an interruption costs the batch in flight. A resumed run reads
-what comes before that place once more, without tracing it (``self`` text is sampled again), and goes on only if it is
-the same text; its batches are then those of the uninterrupted run, and so is every bit of its sums. A checkpoint of
-another configuration is refused by field.
+After every unit, here a batch, the state (statistics, and per corpus the windows read, their tokens and a checksum of
+them) goes into a checkpoint, which is written whole or not at all; so an interruption costs what is in flight. A
+resumed run reads what comes before that place once more, without tracing it (``self`` text is sampled again), and goes
+on only if it is the same text; its batches are then those of the uninterrupted run, and so is every bit of its sums. A
+checkpoint of another configuration is refused by field.
 
 Bins by predicted-token frequency need the corpus' token counts beforehand: ``token_counts`` takes them in a first pass
 that only tokenises, over the very windows that are then calibrated on.
@@ -44,8 +44,9 @@ from emad_ref.record import Ints
 Corpora = Mapping[str, Callable[[], Iterable[TokenSequence]]]
 """Name → its windows from the first, anew at every call: the first pass and a resumed run read them again."""
 Batches = Iterable[list[TokenSequence]]
-Parts = Callable[[Batches], Iterator[tuple[list[TokenSequence], Statistics]]]
-"""Batches → each with its statistics, in their order: by this process, or by others (``calibration.shards``)."""
+Parts = Callable[[Batches], Iterator[tuple[list[TokenSequence], list[Statistics]]]]
+"""Batches → those of one unit after another, in order: their windows, and statistics to add up one by one. By this
+process, whose units are batches, or by others (``calibration.shards``)."""
 
 
 class BadCheckpoint(EmadError):
@@ -113,7 +114,7 @@ def calibrate(
     ``parts``: who takes the statistics of batches; None: this process, by ``stepper``. They are added up here, in the
     order of the text, so that the profile is the same to the last bit whoever took them.
 
-    ``checkpoint``: file to write after ``every`` batches; the caller removes it once the profile is kept. ``resume``:
+    ``checkpoint``: file to write after ``every`` units; the caller removes it once the profile is kept. ``resume``:
     go on from it if it is there.
 
     Raises:
@@ -161,7 +162,12 @@ def calibrate(
 def taking(stepper: Stepper, plan: Plan) -> Parts:
     """Statistics taken here, batch after batch."""
     first = first_probe(plan)
-    return lambda batches: ((batch, statistics_of(trace_batch(stepper, batch), plan.bins, first)) for batch in batches)
+
+    def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[Statistics]]]:
+        for batch in batches:
+            yield batch, [statistics_of(trace_batch(stepper, batch), plan.bins, first)]
+
+    return parts
 
 
 def first_probe(plan: Plan) -> int | None:
@@ -170,7 +176,7 @@ def first_probe(plan: Plan) -> int | None:
 
 
 def _read(parts: Parts, plan: Plan, name: str, windows: Iterable[TokenSequence], state: _State) -> Iterator[_State]:
-    """The state after each further batch of one corpus."""
+    """The state after each further unit of one corpus."""
     stream = limited(windows, plan.tokens)
     digest, place = hashlib.sha256(), state.places.get(name, Place())
     for window in islice(stream, place.windows):
@@ -180,12 +186,13 @@ def _read(parts: Parts, plan: Plan, name: str, windows: Iterable[TokenSequence],
             f"corpus={name!r}: its first {place.windows} windows are another text than at the checkpoint, but expected "
             "the same; delete the checkpoint to start anew"
         )
-    for batch, statistics in parts(batched(stream, plan.tokens_per_batch)):
-        for window in batch:
+    for read, found in parts(batched(stream, plan.tokens_per_batch)):
+        for window in read:
             digest.update(bytes_of(window))
-        tokens = int(statistics.tokens.sum())
-        place = Place(place.windows + len(batch), place.tokens + tokens, digest.hexdigest())
-        state = _State(state.statistics + statistics, {**state.places, name: place})
+        tokens = sum(int(each.tokens.sum()) for each in found)
+        place = Place(place.windows + len(read), place.tokens + tokens, digest.hexdigest())
+        # one by one: sums of floats depend on how their terms are grouped
+        state = _State(sum(found, state.statistics), {**state.places, name: place})
         yield state
 
 

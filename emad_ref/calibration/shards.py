@@ -3,9 +3,9 @@
     unit = SHARD batches → a worker loads the model once, reads them → what each batch came to → added up in order
 
 Batches are cut here, and every worker runs each of them in one forward as this process would: what is added is the same
-numbers in the same order. (On processors of different kinds, or with other numbers of threads, matrix products differ in
-their last bits, and so does what is made of them.) Windows travel to workers as they are, so that no worker has to find
-a corpus; of a histogram only the cells that hold something travel back.
+numbers in the same order, batch by batch. (On processors of different kinds, or with other numbers of threads, matrix
+products differ in their last bits, and so does what is made of them.) Windows travel to workers as they are, so that no
+worker has to find a corpus; a histogram travels back once a unit, and of it only the cells that hold something.
 """
 
 from __future__ import annotations
@@ -25,34 +25,50 @@ from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
 from emad_ref.workers.handing import Crew, handed_out
 
-SHARD = 4  # batches a unit: seconds of work, and the most that a lost worker costs
+SHARD = 8  # batches a unit: what one histogram travels for, and the most that a lost worker costs
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
-class Sparse:
-    """``Statistics`` with no empty cell: ``cells`` int64 of the flattened histogram, and their ``counts``."""
+class Packed:
+    """Statistics of a unit's batches, in little: ``tokens`` int64 [batches, bins]; ``sums``, ``squares`` float64
+    [batches, bins, L]; ``sequences`` int64 [batches]. Of the histogram, whose counts add up in any order, the cells of
+    all batches together that hold something: ``cells`` int64 of it flattened, and their ``counts``.
+    """
 
     tokens: Ints
     sums: Floats
     squares: Floats
+    sequences: Ints
     cells: Ints
     counts: Ints
-    sequences: int
 
     @staticmethod
-    def of(statistics: Statistics) -> Sparse:
-        flat = statistics.histogram.ravel()
-        cells = np.flatnonzero(flat)
-        return Sparse(
-            statistics.tokens, statistics.sums, statistics.squares, cells, flat[cells], statistics.sequences
+    def of(batches: Sequence[Statistics]) -> Packed:
+        together = sum((each.histogram for each in batches[1:]), batches[0].histogram)
+        cells = np.flatnonzero(together)
+        return Packed(
+            np.array([each.tokens for each in batches]),
+            np.array([each.sums for each in batches]),
+            np.array([each.squares for each in batches]),
+            np.array([each.sequences for each in batches]),
+            cells,
+            together.ravel()[cells],
         )
 
-    def whole(self) -> Statistics:
-        histogram = np.zeros((*self.sums.shape, BUCKETS), dtype=np.int64)
-        histogram.ravel()[self.cells] = self.counts
-        return Statistics(self.tokens, self.sums, self.squares, histogram, self.sequences)
+    def unpacked(self) -> list[Statistics]:
+        """One per batch, to be added up in order; the last has the histogram of all."""
+        shape = (*self.sums.shape[1:], BUCKETS)
+        empty, together = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+        together.ravel()[self.cells] = self.counts
+        last = len(self.sequences) - 1
+        return [
+            Statistics(tokens, sums, squares, together if number == last else empty, int(sequences))
+            for number, (tokens, sums, squares, sequences) in enumerate(
+                zip(self.tokens, self.sums, self.squares, self.sequences, strict=True)
+            )
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,9 +80,9 @@ class _Counted:
     first: int | None
     batches: Sequence[list[TokenSequence]]
 
-    def read(self) -> list[Sparse]:
+    def read(self) -> Packed:
         stepper = at_hand(self.whence).stepper
-        return [Sparse.of(statistics_of(trace_batch(stepper, each), self.bins, self.first)) for each in self.batches]
+        return Packed.of([statistics_of(trace_batch(stepper, each), self.bins, self.first) for each in self.batches])
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,11 +104,10 @@ def statistics_by(crew: Crew, whence: Whence, plan: Plan) -> Parts:
     Iterating raises WorkersLost, and what loading or reading raise in a worker.
     """
 
-    def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], Statistics]]:
+    def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[Statistics]]]:
         units = (_Counted(whence, plan.bins, first_probe(plan), shard) for shard in _shards(batches))
         for unit, found in handed_out(crew, _Counted.read, units):
-            for batch, sparse in zip(unit.batches, found, strict=True):
-                yield batch, sparse.whole()
+            yield [window for batch in unit.batches for window in batch], found.unpacked()
 
     return parts
 

@@ -60,9 +60,7 @@ def calibrate(args: argparse.Namespace) -> None:
     label = f"{args.model}: {names}"
     with workers_at(args.executor) as crew:
         parts = None if crew is None else statistics_by(crew, Whence.of(loaded), plan)
-        profile = run(
-            stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts
-        )
+        profile = run(stepper, plan, corpora, checkpoint=checkpoint, resume=args.resume, progress=label, parts=parts)
     profile.save(args.out)
     remove(checkpoint, "checkpoint")  # only now: until the profile is kept, it is all there is
     for name, tokens in profile.corpora.items():

@@ -80,5 +80,9 @@ def examples(parser: argparse.ArgumentParser, *lines: str) -> None:
 
 def executor_argument(parser: argparse.ArgumentParser) -> None:
     """Who does the long part."""
-    parser.add_argument("--executor", default="here", metavar="WHERE",
-                        help="who reads the text: here, the default, processes:N, dask://HOST:PORT, slurm://FOLDER")  # fmt: skip
+    parser.add_argument(
+        "--executor",
+        default="here",
+        metavar="WHERE",
+        help="who does the work: here, the default, processes:N, dask://HOST:PORT or slurm://FOLDER",
+    )

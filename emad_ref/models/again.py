@@ -42,9 +42,9 @@ class Whence:
         again = load(self.name, device=self.device, dtype=dtype, revision=self.revision, seed=self.seed)
         if again.fingerprint != self.fingerprint:
             raise OtherWeights(
-                f"name={self.name!r}, but loaded a second time it has the fingerprint {again.fingerprint[:16]}… and the "
-                f"first time {self.fingerprint[:16]}…; leave its files alone while it is in use, and give every machine "
-                "the same"
+                f"name={self.name!r}, but loaded a second time it has the fingerprint {again.fingerprint[:16]}… and "
+                f"the first time {self.fingerprint[:16]}…; leave its files alone while it is in use, and give every "
+                "machine the same"
             )
         return again
 

@@ -73,9 +73,11 @@ def _dask(address: str) -> Iterator[Crew]:
     try:
         from distributed import Client, KilledWorker
     except ImportError as error:
-        raise BadArgument("executor", address, "the package distributed", "pip install 'pytest-emad[cluster]'") from error
+        remedy = "pip install 'pytest-emad[cluster]'"
+        raise BadArgument("executor", address, "the package distributed", remedy) from error
     try:
-        client = Client(f"tcp://{address.removeprefix('dask://')}", timeout="10s", set_as_default=False)
+        place = f"tcp://{address.removeprefix('dask://')}"
+        client = Client(place, timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError, TimeoutError) as error:
         remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
         raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
@@ -92,7 +94,7 @@ def _dask(address: str) -> Iterator[Crew]:
 
 def _slurm(address: str) -> Crew:
     try:
-        from emad_ref.workers.slurm import Jobs, JobLost
+        from emad_ref.workers.slurm import JobLost, Jobs
     except ImportError as error:
         raise BadArgument("executor", address, "the package submitit", "pip install 'pytest-emad[slurm]'") from error
     parts = urlsplit(address)

@@ -50,9 +50,7 @@ class Crew:
     crowded: str = ""
 
 
-def handed_out(
-    crew: Crew, function: Callable[[Unit], Result], units: Iterable[Unit]
-) -> Iterator[tuple[Unit, Result]]:
+def handed_out(crew: Crew, function: Callable[[Unit], Result], units: Iterable[Unit]) -> Iterator[tuple[Unit, Result]]:
     """Each unit and what ``function`` made of it, in the order of ``units``. Both cross to workers by pickle.
 
     What is out when the caller stops early is cancelled, or finished and thrown away.

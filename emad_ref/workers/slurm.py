@@ -61,7 +61,8 @@ class Jobs(Executor):
 
     def __init__(self, folder: str, options: Mapping[str, str]):
         given: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in options.items()}
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=given.pop("cluster", None), slurm_max_num_timeout=0)
+        cluster = given.pop("cluster", None)
+        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=0)
         self._executor.update_parameters(**given)
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from emad_ref.calibration import shards
 from emad_ref.calibration.resume import Plan, calibrate
-from emad_ref.calibration.running import statistics_of
-from emad_ref.calibration.shards import Sparse, statistics_by, traces_by
+from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.shards import Packed, statistics_by, traces_by
 from emad_ref.calibration.trace import take_trace, whole
 from emad_ref.models.again import OtherWeights, Whence, at_hand
 from emad_ref.models.loading import Loaded, load
@@ -40,9 +39,8 @@ def crew() -> Crew:
 
 
 def plan_of(loaded: Loaded) -> Plan:
-    return Plan(
-        loaded.name, loaded.fingerprint, "float32", 256, (2, 3), BINS, documents=24, minimum_tokens=20, tokens_per_batch=256
-    )
+    of = {"model": loaded.name, "fingerprint": loaded.fingerprint, "dtype": "float32", "window": 256}
+    return Plan(**of, probes=(2, 3), bins=BINS, documents=24, minimum_tokens=20, tokens_per_batch=160)
 
 
 def corpora(loaded: Loaded, windows: int = 24) -> dict[str, Callable[[], object]]:
@@ -63,7 +61,7 @@ def test_a_run_that_was_interrupted_goes_on_with_workers(nano: Loaded, crew: Cre
 
     def cut_short(batches):  # type: ignore[no-untyped-def]
         for number, part in enumerate(statistics_by(crew, Whence.of(nano), plan)(batches)):
-            if number == 3:
+            if number == 1:
                 raise EOFError("the power was cut")
             yield part
 
@@ -84,16 +82,15 @@ def test_a_trace_by_workers_is_the_trace_of_one_process(nano: Loaded, crew: Crew
 
 
 def test_nothing_of_the_statistics_is_lost_on_the_way(nano: Loaded) -> None:
-    sequences = list(windows_of(nano, "world:premise", "calibrate", limit=3))
-    statistics = statistics_of(take_trace(nano.stepper, sequences), BINS, 2)
-    sparse = Sparse.of(statistics)
-    assert sparse.whole() == statistics
-    assert len(sparse.cells) < statistics.histogram.size / 20
+    sequences = list(windows_of(nano, "world:premise", "calibrate", limit=6))
+    batches = [statistics_of(take_trace(nano.stepper, sequences[at : at + 2]), BINS, 2) for at in (0, 2, 4)]
+    packed = Packed.of(batches)
+    none = Statistics.none(BINS.count, nano.stepper.layers)
+    assert sum(packed.unpacked(), none) == sum(batches, none)
+    assert len(packed.cells) < batches[0].histogram.size / 20
 
 
 def test_a_worker_refuses_other_weights(nano: Loaded) -> None:
-    from dataclasses import replace
-
     with pytest.raises(OtherWeights, match="loaded a second time"):
         at_hand(replace(Whence.of(nano), fingerprint="0" * 64))
 
@@ -116,7 +113,7 @@ def test_two_dask_workers_one_of_them_killed_give_the_same_profile(nano: Loaded,
 
             def killing(batches):  # type: ignore[no-untyped-def]
                 for number, part in enumerate(taken(batches)):
-                    if number == 1:
+                    if number == 0:
                         workers[0].send_signal(signal.SIGKILL)
                     yield part
 
