@@ -17,15 +17,17 @@ def threads(ahead: int = 3) -> Crew:
 
 
 class Dying(Executor):
-    """Runs a unit when it is submitted; dies when its time has come, and with it whatever was not done by then."""
+    """Runs a unit when it is submitted; dies when its time has come, and with it whatever comes later, or a worker of
+    several does, and others go on."""
 
-    def __init__(self, deadly: Callable[[Any], bool]):
-        self._deadly, self.dead = deadly, False
+    def __init__(self, deadly: Callable[[Any], bool], others: bool = False):
+        self._deadly, self._others, self.dead = deadly, others, False
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        self.dead = self.dead or self._deadly(args[0])
-        if self.dead:
+        dies = self._deadly(args[0])
+        self.dead = self.dead or (dies and not self._others)
+        if self.dead or dies:
             future.set_exception(BrokenExecutor("its worker was killed"))
         else:
             future.set_result(fn(*args))
@@ -62,8 +64,9 @@ def test_no_more_units_are_out_than_the_crew_holds() -> None:
     results.close()
 
 
+@pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("killed", [0, 1, 4])
-def test_what_a_dead_worker_had_is_handed_out_again_and_what_was_done_is_not(killed: int) -> None:
+def test_what_a_dead_worker_had_is_handed_out_again_and_what_was_done_is_not(killed: int, others: bool) -> None:
     runs: list[int] = []
     deaths = [killed]
 
@@ -74,7 +77,7 @@ def test_what_a_dead_worker_had_is_handed_out_again_and_what_was_done_is_not(kil
         runs.append(unit)
         return unit * unit
 
-    crew = Crew("mortals", lambda: Dying(deadly), 3)
+    crew = Crew("mortals", lambda: Dying(deadly, others), 3)
     assert [result for _, result in handed_out(crew, function, range(6))] == [n * n for n in range(6)]
     assert sorted(runs) == list(range(6))
 
