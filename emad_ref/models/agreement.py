@@ -7,6 +7,7 @@ dense row's FLOPs leave out, nor parameters that no layer of the walk reads.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,17 @@ def parameters_held(model: Any) -> int | None:
 def require_agreement(
     stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: Cache | None, stepped: Cache
 ) -> None:
-    """Raise ModelMismatch unless one pass, and one cached step after a prompt, give the model's own logits.
+    """Raise ModelMismatch unless one pass, and a prompt, a chunk and one token on its cache, give the model's own logits.
 
     ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: the caches to walk with,
     empty; None is no cache.
     """
     most = CHECK_TOLERANCE[stepper.dtype]
     require_same(family, _full_depth(stepper, ids, 0, whole), theirs.double(), most)
-    before = ids.shape[1] - 1
-    _full_depth(stepper, ids[:, :before], 0, stepped)
-    require_same(family, _full_depth(stepper, ids[:, before:], before, stepped), theirs[:, before:].double(), most)
+    last = ids.shape[1] - 1
+    for start, end in pairwise((0, last // 2, last, last + 1)):
+        mine = _full_depth(stepper, ids[:, start:end], start, stepped)
+        require_same(family, mine, theirs[:, start:end].double(), most)
 
 
 def require_same(family: str, mine: Tensor, theirs: Tensor, tolerance: float) -> None:

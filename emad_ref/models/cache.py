@@ -103,20 +103,24 @@ class LayerCache:
 
         That is [rows, kv_heads, frame.keys, head_dim]: a view of the buffer where all served rows take part.
         """
-        self._make_room(keys, frame.keys)
+        if self._keys is None or self._values is None or self._keys.shape[2] < frame.keys:
+            self._make_room(keys, frame.keys)
         assert self._keys is not None
         assert self._values is not None
-        whole = self._rows == frame.rows
-        places = None if whole else torch.tensor([self._rows.index(r) for r in frame.rows], device=keys.device)
-        if whole and frame.start is not None:
+        places: Tensor | None = None
+        if self._rows != frame.rows:
+            places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
+            # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
+            slots = frame.slots(keys.device)
+            self._keys[places[:, None], :, slots] = keys.transpose(1, 2)
+            self._values[places[:, None], :, slots] = values.transpose(1, 2)
+        elif frame.start is not None:
             self._keys.narrow(2, frame.start, frame.queries).copy_(keys)
             self._values.narrow(2, frame.start, frame.queries).copy_(values)
         else:
-            row = torch.arange(len(frame.rows), device=keys.device) if places is None else places
-            # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
-            slots = frame.slots(keys.device)
-            self._keys[row[:, None], :, slots] = keys.transpose(1, 2)
-            self._values[row[:, None], :, slots] = values.transpose(1, 2)
+            at = frame.slots(keys.device)[:, None, :, None].expand_as(keys)
+            self._keys.scatter_(2, at, keys)
+            self._values.scatter_(2, at, values)
         self._hold(frame)
         seen_keys, seen_values = self._keys.narrow(2, 0, frame.keys), self._values.narrow(2, 0, frame.keys)
         return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])

@@ -122,7 +122,7 @@ class CausalStepper:
 
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
-    ``check``: compare full-depth logits with the model's own (two forwards of 2 × 12 tokens).
+    ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
     ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
     alone.
     ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
@@ -315,7 +315,7 @@ class CausalStepper:
 
     @torch.inference_mode()
     def _compare_with_model(self) -> None:
-        """One plain pass, and one cached step after a prompt, against the model's own logits."""
+        """One plain pass, and a prompt, a chunk and one token on its cache, against the model's own logits."""
         ids = torch.arange(CHECKED_ROWS * CHECKED_TOKENS, device=self.device).view(CHECKED_ROWS, -1) % self.vocabulary
         theirs = to_device(self.model(ids, use_cache=False).logits, self.device)
         require_agreement(self, self.config.model_type, ids, theirs, None, self.new_cache(CHECKED_ROWS, CHECKED_TOKENS))

@@ -242,10 +242,14 @@ def attention_mask(
     unmasked = frame.queries == 1 or (flagged and frame.start == 0)
     if frame.start is not None and not windowed and unmasked and not always:
         return None
+    lowest = torch.finfo(dtype).min
+    if frame.start is not None and not windowed:  # the same in two operations: slots after each query's own
+        later = torch.full((1, 1, frame.queries, frame.keys), lowest, dtype=dtype, device=device)
+        return later.triu_(frame.start + 1)
     here = frame.distinct_slots(device)
     there = torch.arange(frame.keys, device=device)
     seen = there <= here[:, :, None]
     if window is not None and windowed:
         seen &= there > here[:, :, None] - window
     mask = torch.zeros(seen.shape, dtype=dtype, device=device)
-    return mask.masked_fill_(~seen, torch.finfo(mask.dtype).min)[:, None]
+    return mask.masked_fill_(~seen, lowest)[:, None]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fused import fused
 from emad_ref.point import OperatingPoint
@@ -86,3 +89,125 @@ def test_fused_steps_are_the_modules(family, dtype):
     for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).abs().max() <= most
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m"])
+def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype):
+    fast, slow = pair(family, dtype)
+    tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
+    assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
+
+
+@torch.inference_mode()
+def test_a_cache_that_lacks_the_layers_above():
+    """Rows leave at different layers; those that go on are walked with what stayed of the batch."""
+    tokens = torch.from_numpy(np.random.default_rng(2).integers(0, VOCABULARY, (3, 12)))
+    states = []
+    for stepper in pair("llama"):
+        cache = stepper.new_cache(3)
+        frame = stepper.frame(np.tile(np.arange(6), (3, 1)), cache, lengths=np.array([6, 4, 5]))
+        stepper.run(stepper.embed(tokens[:, :6], frame), 0, LAYERS, frame, cache)
+        frame = stepper.frame(np.array([[6, 7], [4, 5], [5, 6]]), cache)
+        hidden = stepper.run(stepper.embed(tokens[:, 6:8], frame), 0, 2, frame, cache)
+        kept = np.array([0, 2])
+        states.append(stepper.run(hidden[kept], 2, LAYERS, frame.take(kept), cache))
+        assert [layer.length.tolist() for layer in cache.layers[1:3]] == [[8, 6, 7], [8, 4, 7]]
+    assert (states[0] - states[1]).abs().max() <= tolerance("llama", "float64", "cpu")
+
+
+PROBES = (1, 3, 5)
+PROMPTS = [Prompt(np.arange(1, 1 + length)) for length in (7, 3, 5)]
+
+
+def ruled(thresholds, schedule):
+    return OperatingPoint(schedule, "quantile", LAYERS, LAYERS, PROBES, (thresholds,), schedule)
+
+
+def generated(stepper, point):
+    return WalkedDecoder(stepper, point, max_rows=3).generate(PROMPTS, 12)
+
+
+@pytest.mark.parametrize("schedule", ["monotone", "free_deferred"])
+@pytest.mark.parametrize("family", FUSED)
+def test_decisions_tokens_and_counted_work_are_the_same(family, schedule):
+    """Rows of unequal prompts that stop where they like; float64, so that no decision is a tie."""
+    fast, slow = pair(family)
+    signal = generated(slow, ruled((-1.0, -1.0, -1.0), "monotone")).signal
+    thresholds = tuple(float(value) for value in np.nanquantile(signal, 0.4, axis=0))
+    ours, theirs = (generated(stepper, ruled(thresholds, schedule)) for stepper in (fast, slow))
+    assert len(set(ours.tokens.depth.tolist())) > 1, "the rule is to act"
+    for name in ("sequence", "position", "token", "depth", "cap", "phase"):
+        assert np.array_equal(getattr(ours.tokens, name), getattr(theirs.tokens, name)), name
+    assert np.nanmax(abs(ours.signal - theirs.signal)) <= tolerance(fast.config.model_type, "float64", "cpu")
+    for mine, other in ((ours.work, theirs.work), (ours.prompt_work, theirs.prompt_work)):
+        assert all(np.array_equal(getattr(mine[0], f.name), getattr(other[0], f.name)) for f in fields(mine[0]))
+
+
+def block_of(family):
+    model = small_model(family)
+    return model.get_decoder().layers[0]
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt"])
+class TestKeepsItsForward:
+    """Whatever is not exactly the module that a step was written for."""
+
+    def test_as_made_it_has_a_step(self, family):
+        assert fused(block_of(family), "sdpa") is not None
+
+    def test_under_another_kernel(self, family):
+        assert fused(block_of(family), "eager") is None
+
+    def test_while_hooked(self, family):
+        block = block_of(family)
+        inner = next(module for module in block.modules() if isinstance(module, nn.Linear))
+        for hang in (inner.register_forward_hook, inner.register_forward_pre_hook):
+            handle = hang(lambda *_: None)
+            assert fused(block, "sdpa") is None
+            handle.remove()
+        assert fused(block, "sdpa") is not None
+
+    def test_with_a_replaced_layer(self, family):
+        class Wrapped(nn.Linear):
+            """Stands for a quantised layer."""
+
+        block = block_of(family)
+        name = next(name for name, module in block.named_modules() if isinstance(module, nn.Linear))
+        block.set_submodule(name, Wrapped(4, 4))
+        assert fused(block, "sdpa") is None
+
+    def test_with_a_forward_of_its_own(self, family):
+        block = block_of(family)
+        block.forward = type(block).forward.__get__(block)
+        assert fused(block, "sdpa") is None
+
+    def test_as_a_subclass_of_the_same_name(self, family):
+        block = block_of(family)
+        kind = type(block)
+        block.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
+        assert fused(block, "sdpa") is None
+
+    def test_with_a_patched_class(self, family, monkeypatch):
+        block = block_of(family)
+        kind = type(next(module for name, module in block.named_modules() if name.endswith(("attention", "attn"))))
+        monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: None)
+        assert fused(block, "sdpa") is None
+
+
+def test_other_families_keep_their_forward():
+    assert all(fused(block_of(family), "sdpa") is None for family in ("qwen3_moe", "stablelm", "phi"))
+
+
+def test_a_parameter_put_in_anothers_place_counts():
+    model = small_model("llama")
+    stepper, tokens = CausalStepper(model), torch.arange(8)[None]
+    model.model.layers[2].mlp.down_proj.weight = nn.Parameter(torch.zeros(32, 48, dtype=torch.float64))
+    with torch.inference_mode():
+        ours = forward(stepper, stepper.new_cache(1), tokens, (0,))
+        assert (ours - model(tokens).logits).abs().max() <= tolerance("llama", "float64", "cpu")
+
+
+def test_a_backend_that_is_neither_is_refused():
+    with pytest.raises(BadArgument, match="fast, walked"):
+        CausalStepper(small_model("llama"), backend="compiled")

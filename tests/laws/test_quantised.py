@@ -69,7 +69,7 @@ def test_on_a_float_model_stepwise_and_batched_traces_agree(loaded):
 
 
 def test_quantised_blocks_keep_their_own_forward(int8):
-    assert all(step is block for (step, _), (block, _) in zip(int8.stepper._steps, int8.stepper._blocks, strict=True))
+    assert all(step is None for step in int8.stepper._steps)
     record = WalkedDecoder(int8.stepper, full_depth(4)).generate([Prompt(np.array([1, 2, 3]))], 5)
     assert len(record.emitted[0]) == 5
 

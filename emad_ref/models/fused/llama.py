@@ -80,36 +80,24 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
 def rounded_first(module: Any) -> Pointwise:
     """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before it meets the weight."""
     width, eps, own = _width(module), module.variance_epsilon, parameters(module)
-
-    def norm(states: Tensor) -> Tensor:
-        if states.dtype == torch.float32:
-            return torch.rms_norm(states, width, own["weight"], eps)
-        quotient = torch.rms_norm(states.float(), width, None, eps).to(states.dtype)
-        return own["weight"] * quotient
-
-    return norm
+    return lambda states: own["weight"] * _quotient(states, width, eps).to(states.dtype)
 
 
 def rounded_last(module: Any) -> Pointwise:
     """OLMo2's RMSNorm: weight and quotient meet before the product is rounded."""
     width, eps, own = _width(module), module.variance_epsilon, parameters(module)
-
-    def norm(states: Tensor) -> Tensor:
-        if states.dtype == torch.float32:
-            return torch.rms_norm(states, width, own["weight"], eps)
-        return (own["weight"] * torch.rms_norm(states.float(), width, None, eps)).to(states.dtype)
-
-    return norm
+    return lambda states: (own["weight"] * _quotient(states, width, eps)).to(states.dtype)
 
 
 def one_more(module: Any) -> Pointwise:
     """Gemma's RMSNorm: the weight counts from one, in float32."""
     width, eps, own = _width(module), module.eps, parameters(module)
+    return lambda states: (_quotient(states, width, eps) * (1.0 + own["weight"].float())).to(states.dtype)
 
-    def norm(states: Tensor) -> Tensor:
-        return torch.rms_norm(states.float(), width, 1.0 + own["weight"].float(), eps).to(states.dtype)
 
-    return norm
+def _quotient(states: Tensor, width: tuple[int, ...], eps: float) -> Tensor:
+    """x / √(mean x² + ε) in float32; the weight stays outside, for inside it is multiplied in another order."""
+    return torch.rms_norm(states.float(), width, None, eps)
 
 
 def _width(module: nn.Module) -> tuple[int, ...]:

@@ -257,8 +257,9 @@ def test_eager_attention_walks_alike(family_: str) -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_prefill_and_decode_are_the_models_own_to_the_bit(family_: str, dtype: torch.dtype) -> None:
+    """The modules walked; how far fused steps may be from them stands in ``tests/laws/test_fused.py``."""
     model = small_model(family_, dtype)
-    stepper, ids = CausalStepper(model), random_tokens(1)
+    stepper, ids = CausalStepper(model, backend="walked"), random_tokens(1)
     cache = stepper.new_cache(1, CAPACITY)
     past, mine, theirs = None, [], []
     for piece in (ids[:, :6], *ids[:, 6:].split(1, dim=1)):
@@ -289,8 +290,8 @@ class TestFrame:
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
         cache, (station,) = neox.new_cache(2), neox.stations
-        assert neox.frame(at([7, 7], 1), cache).prepared.arguments(cache)[station]["attention_mask"] is None
-        ragged = neox.frame(at([7, 3], 1), cache).prepared.arguments(cache)[station]["attention_mask"]
+        assert neox.frame(at([7, 7], 1), cache).prepared.arguments(station)["attention_mask"] is None
+        ragged = neox.frame(at([7, 3], 1), cache).prepared.arguments(station)["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(
