@@ -50,6 +50,7 @@ _HOMES = {
     "Drafting": "emad_ref.decoding.drafting",
     "drafting_point": "emad_ref.decoding.drafting",
     "draft": "emad_ref.decoding.drafting",
+    "DraftingDecoder": "emad_ref.decoding.drafted",
     "WalkedDecoder": "emad_ref.decoding.walked",
     "flops": "emad_ref.meters.flops",
 }

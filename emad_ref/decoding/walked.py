@@ -131,6 +131,11 @@ class WalkedSession:
 
     # ------------------------------------------------------------ used by the timed path
 
+    @property
+    def store(self) -> Store:
+        """What the session keeps, for a loop that runs layers itself and leaves the session's steps alone."""
+        return self._store
+
     def prefill(self, prompts: Sequence[Prompt]) -> Arrival:
         """Prompts but their last positions in one forward at the ceiling, then the last positions as a first step."""
         heads = [np.asarray(prompt.tokens[:-1], dtype=np.int64) for prompt in prompts]

@@ -1,0 +1,215 @@
+"""The timed path of a model that drafts for itself: ``drafting`` at temperature 0, over the stepper, on the device.
+
+    draft    embed → layers 1 … e → gate, lens and pruned head of the last token       one token a row
+    verify   layers e + 1 … L over the states of the run, one pass, and the model's head on all of them
+    keep     the prefix of drafts that the model would have emitted, and its own next token; the rest is rolled back
+
+What it emits is what ``WalkedDecoder`` emits at full depth: up to ties of two logits by rounding, which a chunk leaves
+otherwise than single steps. Rows draft as long as each would alone and share forwards: one that has stopped is fed its
+last token again until the others have, and the surplus is rolled back. What is executed is counted and recorded as in
+``drafting``, but for the draft's head, which is pruned here: of kind ``subset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.adaptive import Arrival
+from emad_ref.decoding.drafting import Drafting, drafting_point
+from emad_ref.decoding.walked import WalkedDecoder, WalkedSession
+from emad_ref.models.stepper import Stepper
+from emad_ref.protocol import Prompt
+from emad_ref.readout.drafts import DraftReader
+from emad_ref.readout.signals import require_finite
+from emad_ref.readout.subset import OwnHeads, full_head
+from emad_ref.record import DECODE, DRAFT, PROMPT, VERIFY, Floats, Ints, Record, StopReason, Tokens
+from emad_ref.schedule.flow import count_blocks
+
+
+class DraftingDecoder(WalkedDecoder):
+    """A model that drafts for itself as ``drafting`` says; greedy.
+
+    Its sessions are those of a decoder at ``drafting_point(layers)``. A row needs up to ``longest`` positions more than
+    prompt + max_new beside others, as in ``drafting.draft``.
+
+    Raises:
+        BadArgument: a layer or ids that this model has not, a lens that is not attached, a gate of another width.
+    """
+
+    def __init__(self, stepper: Stepper, drafting: Drafting, *, max_rows: int = 1):
+        drafting.require(stepper.layers, stepper.vocabulary)
+        super().__init__(stepper, drafting_point(stepper.layers), max_rows=max_rows)
+        self.drafting = drafting
+        self._reader = DraftReader(stepper, drafting.layer, drafting.lens, drafting.opened, drafting.vocabulary)
+        self._heads = OwnHeads(stepper)
+
+    def _decode(
+        self, session: WalkedSession, arrival: Arrival, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
+    ) -> Record:
+        log, rows = _Log(self.drafting.layer, self.point.ceiling), _rows_of(prompts, max_new, stop)
+        log.opened(prompts)
+        first = arrival.logits[:, -1].argmax(dim=-1)
+        for row, token in zip(rows, first.tolist(), strict=True):
+            row.take([token])
+        alive = _going(rows, session)
+        while alive:
+            self._round(alive, session, log)
+            alive = _going(alive, session)
+        return Record(
+            tokens=log.tokens(),
+            signal=log.signal(self.drafting.gated),
+            emitted=[np.array(row.emitted, dtype=np.int64) for row in rows],
+            stop=[row.reason for row in rows],
+            work={0: session.work},
+            prompt_work={0: self._prompt_work(prompts)},
+        )
+
+    def _round(self, rows: Sequence[_Row], session: WalkedSession, log: _Log) -> None:
+        starts, widths = [row.held for row in rows], [min(self.drafting.longest, row.left - 1) for row in rows]
+        states, fed, drafts, gates = self._run_of_drafts(rows, session, starts, widths)
+        chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
+        verified = self._verified(session, chunk, starts)
+        kept = []
+        for row, tokens, width, own in zip(rows, fed, drafts, verified, strict=True):
+            right = 0
+            while right < width and tokens[right + 1] == own[right]:
+                right += 1
+            row.take([*tokens[1 : right + 1], own[right]])
+            kept.append(row.held - starts[len(kept)])
+        log.round([row.number for row in rows], starts, fed, kept, gates)
+        session.store.cache.truncate(np.array([row.held for row in rows]))
+
+    def _run_of_drafts(
+        self, rows: Sequence[_Row], session: WalkedSession, starts: Sequence[int], widths: Sequence[int]
+    ) -> tuple[list[Tensor], list[list[int]], list[int], list[list[float]]]:
+        """(states [rows, 1, D] after layer e of each feed, tokens fed [rows][feeds], drafts of each row, gates read
+        [feeds][rows])."""
+        store, stepper, layer = session.store, self.stepper, self.drafting.layer
+        position, going, drafts = np.array(starts)[:, None], [width > 0 for width in widths], [0] * len(rows)
+        token = torch.tensor([[row.last] for row in rows], device=stepper.device)
+        fed, states, gates = [token], [], []
+        while True:
+            frame = stepper.frame(position, store.cache)
+            hidden = stepper.run(stepper.embed(token, frame), 0, layer, frame, store.cache)
+            count_blocks(store.work, 0, layer, len(rows), 1, frame.keys)
+            states.append(hidden)
+            if self.drafting.gated and any(going):
+                gates.append(self._reader.expected(hidden[:, -1], store.work).tolist())
+                going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]
+            if not any(going):
+                break
+            best = self._reader.tokens(hidden[:, -1], store.work)[:, None]
+            token = best if all(going) else torch.where(torch.tensor(going, device=best.device)[:, None], best, token)
+            fed.append(token)
+            drafts = [count + on for count, on in zip(drafts, going, strict=True)]
+            going = [on and count < width for on, count, width in zip(going, drafts, widths, strict=True)]
+            position = position + 1
+        return states, torch.cat(fed, dim=1).tolist(), drafts, gates
+
+    def _verified(self, session: WalkedSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
+        """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
+        store, layer, ceiling = session.store, self.drafting.layer, self.point.ceiling
+        frame = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), store.cache)
+        hidden = self.stepper.run(chunk, layer, ceiling, frame, store.cache)
+        count_blocks(store.work, layer, ceiling, len(chunk), chunk.shape[1], frame.keys)
+        best = full_head(self._heads, hidden, ceiling, store.work).max(dim=-1)
+        require_finite(best.values, "at the ceiling")
+        tokens: list[list[int]] = best.indices.tolist()
+        return tokens
+
+
+@dataclass
+class _Row:
+    """One sequence under way: ``held`` tokens of it are in the cache, ``last`` is emitted and not yet fed."""
+
+    number: int
+    held: int
+    left: int
+    stop: frozenset[int]
+    emitted: list[int] = field(default_factory=list)
+    reason: StopReason = "length"
+
+    @property
+    def last(self) -> int:
+        return self.emitted[-1]
+
+    @property
+    def going(self) -> bool:
+        return self.left > 0 and self.reason == "length"
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Emit ``tokens``, up to the first that ends the row; all but the last emitted one are held."""
+        before = len(self.emitted)
+        for token in tokens:
+            self.emitted.append(token)
+            self.left -= 1
+            if token in self.stop:
+                self.reason = "stop token"
+                break
+        # of the prompt all is held when the first token is emitted: it is fed next
+        self.held += len(self.emitted) - before - (before == 0)
+
+
+def _rows_of(prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> list[_Row]:
+    return [_Row(number, len(prompt.tokens), max_new, stop) for number, prompt in enumerate(prompts)]
+
+
+def _going(rows: Sequence[_Row], session: WalkedSession) -> list[_Row]:
+    """The rows that go on; finished ones leave the cache."""
+    finished = [i for i, row in enumerate(rows) if not row.going]
+    if finished and len(finished) < len(rows):
+        session.drop(np.array(finished))
+    return [row for row in rows if row.going]
+
+
+class _Log:
+    """Rounds as they come, made into columns of ``Tokens`` at the end."""
+
+    def __init__(self, layer: int, ceiling: int):
+        self._layer, self._ceiling = layer, ceiling
+        self._parts: list[tuple[Ints, ...]] = []  # sequence, position, token, depth, phase, kept of a stretch each
+        self._signal: list[Floats] = []
+
+    def opened(self, prompts: Sequence[Prompt]) -> None:
+        for number, prompt in enumerate(prompts):
+            n = len(prompt.tokens)
+            phase = np.where(np.arange(n) < n - 1, PROMPT, DECODE)
+            self._add(number, 0, np.asarray(prompt.tokens), np.full(n, self._ceiling), phase, np.ones(n, dtype=np.int64))
+            self._signal.append(np.full(n, np.nan))
+
+    def round(
+        self,
+        numbers: Sequence[int],
+        starts: Sequence[int],
+        fed: Sequence[Sequence[int]],
+        kept: Sequence[int],
+        gates: Sequence[Sequence[float]],
+    ) -> None:
+        """One round of rows ``numbers``: ``fed`` [rows][n] from positions ``starts``, of which ``kept`` [rows] stand."""
+        n = len(fed[0])
+        for i, (number, start) in enumerate(zip(numbers, starts, strict=True)):
+            tokens, stands = np.array(fed[i]), np.arange(n) < kept[i]
+            self._add(number, start, tokens, np.full(n, self._layer), np.full(n, DRAFT), np.zeros(n, dtype=np.int64))
+            self._add(number, start, tokens, np.full(n, self._ceiling), np.full(n, VERIFY), stands.astype(np.int64))
+            read = np.full(2 * n, np.nan)
+            read[: len(gates)] = [gate[i] for gate in gates]
+            self._signal.append(read)
+
+    def tokens(self) -> Tokens:
+        sequence, position, token, depth, phase, kept = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        cap, model = np.full(len(token), self._ceiling), np.zeros(len(token), dtype=np.int64)
+        return Tokens(sequence, position, token, depth, cap, phase, model, kept.astype(bool))
+
+    def signal(self, gated: bool) -> Floats:
+        """[tokens, 1] what the gate said where it was asked, NaN elsewhere; no column without a gate."""
+        read = np.concatenate(self._signal)[:, None]
+        return read if gated else read[:, :0]
+
+    def _add(self, number: int, start: int, tokens: Ints, depth: Ints, phase: Ints, kept: Ints) -> None:
+        n = len(tokens)
+        self._parts.append((np.full(n, number), start + np.arange(n), tokens, depth, phase, kept))
