@@ -31,14 +31,16 @@ class Costs:
     ``layers`` L and ``vocabulary`` V of the model, ``threads`` of the machine, ``keys`` that blocks were timed at.
     ``step``      a token's decoding without blocks, heads, probes and fills: embedding, frame, choosing, the record.
     ``token``     the part of it that is embedding and frame: what one more token of a step costs before block 1.
-    ``probe``     deciding at a probe, without head, lens or gate.
+    ``probe``     a signal from the logits at a probe, and deciding by it; without head and lens.
     ``lengths``   int64 [N] tokens in one pass, ascending from 1; ``block`` and ``head`` [N] seconds of one block, and
                   of a full head, over so many.
     ``per_key``   more seconds of a block for each key that it attends to; ≥ 0.
     ``again``     layer e → seconds of a block for one token where only layers 1…e run, time and again, as in drafting.
     ``pruned``    rows of the head read → seconds of a head over them, for one token.
-    ``lens``, ``gate``, ``fill``, ``translator``  one translator of a tuned lens, one linear gate with its norm, K and V
-                  of one layer from the state below it, one translator of states; None: not measured.
+    ``lens``, ``gate``, ``fill``, ``translator``  one translator of a tuned lens; one linear gate with its norm, and
+                  deciding by it; K and V of one layer from the state below it; one translator of states. None: not
+                  measured.
+    ``whole``     one token at full depth as our decoder runs it, for a check of the sum; None: not measured.
     ``intervals`` name of a part → 95 % interval of its median.
 
     Raises:
@@ -62,6 +64,7 @@ class Costs:
     gate: float | None = None
     fill: float | None = None
     translator: float | None = None
+    whole: float | None = None
     intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,7 +74,7 @@ class Costs:
             shape = getattr(self, name).shape
             if shape != self.lengths.shape:
                 raise BadArgument(f"costs.{name}", shape, f"shape {list(self.lengths.shape)}, one per length")
-        optional = {name: getattr(self, name) for name in ("lens", "gate", "fill", "translator")}
+        optional = {name: getattr(self, name) for name in ("lens", "gate", "fill", "translator", "whole")}
         seconds = {
             **{name: getattr(self, name) for name in ("step", "token", "probe", "per_key")},
             **{name: value for name, value in optional.items() if value is not None},
@@ -124,7 +127,7 @@ class Costs:
         return float(np.interp(rows, [*sizes, self.vocabulary], [*(self.pruned[k] for k in sizes), self.head[0]]))
 
     def of(self, part: str) -> float:
-        """Seconds of ``lens``, ``gate``, ``fill`` or ``translator``.
+        """Seconds of ``lens``, ``gate``, ``fill``, ``translator`` or ``whole``.
 
         Raises:
             BadArgument: it was not measured.
