@@ -259,7 +259,7 @@ class OperatingPoint:
             self._require_decaying(*self.decay)
         if self.confidence is not None:
             self._require_confident(self.confidence)
-        elif not SIGNALS[self.signal].alone and not SIGNALS[self.signal].learnt:
+        elif SIGNALS[self.signal].parametrised:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
 
     def _require_scheduled(self) -> None:
@@ -273,13 +273,15 @@ class OperatingPoint:
             raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
 
     def _require_lens(self, digest: str) -> None:
-        """Refuse what would read past the lens: parts of the model's own head, and rules that remember it."""
+        """Refuse what would read past the lens: parts of the model's own head, and rules that contrast its readouts."""
         if not digest:
             raise BadArgument("lens", digest, "the digest of a tuned lens", "None reads by the model's own head")
-        if self.confidence is not None or self.estimator.kind not in LENSED:
+        remembers = self.confidence is not None and SIGNALS[self.signal].cost is not None
+        if remembers or self.estimator.kind not in LENSED:
             asked = self.estimator.name if self.confidence is None else f"{self.signal} with parameters"
             expected = f"None for {asked}"
-            raise BadArgument("lens", digest, expected, "a lens serves full heads and linear probes of one layer")
+            remedy = "a lens serves full heads, linear probes of one layer, and rules that read no head at probes"
+            raise BadArgument("lens", digest, expected, remedy)
 
     def _require_decaying(self, rate: float, longest: float) -> None:
         if not 0 <= rate < math.inf or not 1 <= longest < math.inf:
@@ -293,7 +295,7 @@ class OperatingPoint:
     def _require_confident(self, confidence: Confidence) -> None:
         """Refuse combinations that mean nothing, and probes other than the ones the signal needs."""
         signal, pruned = self.signal, confidence.pruned
-        if SIGNALS[signal].alone and not pruned:
+        if not SIGNALS[signal].parametrised and not pruned:
             raise BadArgument("confidence", confidence, f"None for {signal} of a full readout", "it has no parameters")
         if pruned and not SIGNALS[signal].prunable:
             prunable = " and ".join(name for name, each in SIGNALS.items() if each.prunable)

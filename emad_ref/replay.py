@@ -25,6 +25,7 @@ from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.derived import Probed, flops_at, probed_by, work_at
 from emad_ref.schedule.interface import Places
 from emad_ref.schedule.table import schedule_of
+from emad_ref.signals import SIGNALS
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class Ladder:
         return self._grids[key]
 
     def _signal(self, point: OperatingPoint, layer: int) -> NDArray[np.float32]:
-        key = (point.signal, point.estimator, point.confidence, point.probes if point.confidence else (), layer)
+        several = not SIGNALS[point.signal].alone  # then what is read elsewhere matters
+        key = (point.signal, point.estimator, point.confidence, point.probes if several else (), layer)
         return self._grid(key, self.trace.signal(point)[:, layer - 1])
 
     def _bins(self, point: OperatingPoint) -> NDArray[np.intp] | None:

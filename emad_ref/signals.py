@@ -11,6 +11,8 @@ and nothing else.
     weighted_contrast  top-1 − top-2 of p_DCD, the amateur at ⌊ℓ/2⌋ (early-exit LLMs)
     jsd_contrast       the same, the amateur chosen by its divergence
     top2_gap           top-1 − top-2 of z_ℓ, before the softmax
+    agreement          top-1 of p_ℓ where its token is the top-1 token at the probe before too, else 0; 0 at the first
+                       probe. It jumps where two tokens tie
     divergence         √KL(p_L ‖ q_ℓ), q_ℓ what a token emits after ℓ: known at the end alone, so that what decides is
                        what a linear probe expects of it (``calibration.gate``)
 
@@ -75,6 +77,7 @@ BELOW = Needs("the state of the layer below", least=2, compared=lambda minimum, 
 HALFWAY = Needs(
     "the readout after ⌊ℓ/2⌋", least=2, compared=lambda minimum, ceiling: {at // 2 for at in range(minimum, ceiling)}
 )
+PREVIOUS = Needs("the readout at the probe before", delay=1)
 LEARNT = Needs("a linear probe that was fitted to it")
 SINCE = Needs("the readouts since the minimum layer", delay=1)  # at that layer itself there is none to contrast with
 
@@ -115,9 +118,14 @@ class Signal:
         return self.needs is LEARNT
 
     @property
+    def parametrised(self) -> bool:
+        """Whether it means nothing without the parameters of a ``point.Confidence``."""
+        return not self.alone and self.needs not in (LEARNT, PREVIOUS)
+
+    @property
     def contrasts(self) -> bool:
         """Whether it sets readouts of several layers against each other."""
-        return not self.alone and self.cost is not None
+        return self.parametrised and self.cost is not None
 
     @property
     def never(self) -> float:
@@ -212,6 +220,7 @@ SIGNALS: dict[str, Signal] = {
         Signal("weighted_contrast", "rises", "of probability", HALFWAY, noise=4.0),
         Signal("jsd_contrast", "rises", "of probability", SINCE, noise=4.0, prunable=True),
         GAP,
+        Signal("agreement", "rises", "of probability", PREVIOUS),
         Signal("divergence", "falls", "√nats", LEARNT, cost=None, estimated=True),
     )
 }

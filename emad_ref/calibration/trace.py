@@ -32,7 +32,7 @@ from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import divergence_nats, require_finite
 from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
-from emad_ref.signals import ENTROPY, LAYERWISE, Readout, raised
+from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS, SIGNALS, Readout, raised
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
@@ -160,6 +160,8 @@ class Trace:
         """
         if point.confidence is not None:
             return self.rule(point).signal
+        if SIGNALS[point.signal].needs is PREVIOUS:
+            return self._agreement(point.probes)
         if point.estimator == Estimator():
             return self.column(point.signal)
         if point.estimator not in self.estimates:
@@ -168,6 +170,14 @@ class Trace:
                 "point.estimator", point.estimator.name, f"full or one this trace records ({names})", "trace it too"
             )
         return self.estimates[point.estimator]
+
+    def _agreement(self, probes: Sequence[int]) -> NDArray[np.float32]:
+        """[tokens, L] top-1 probability where the probe before has the same top-1 token, else 0; NaN between probes."""
+        column = np.full(self.top1.shape, np.nan, dtype=np.float32)
+        for before, probe in zip((None, *probes), probes, strict=False):
+            same = before is not None and self.top1[:, probe - 1] == self.top1[:, before - 1]
+            column[:, probe - 1] = np.where(same, self.top1_probability[:, probe - 1], 0.0)
+        return column
 
     def rule(self, point: OperatingPoint) -> RuleColumns:
         """The columns of a point's confidence rule.
@@ -474,16 +484,18 @@ def take_trace(
     ``rules``: points whose confidence rules to record, each rule once, whatever the thresholds. A rule costs more than
     the plain columns, and [tokens, L] of memory four times over.
     ``lens``: digest of a tuned lens attached to ``stepper``, through which all but the last layer are then read, for
-    points with that lens; estimates and rules are of the states and the model's own head all the same.
+    points with that lens, those of ``rules`` among them; estimates are of the states all the same.
     ``divergence``: record KL(p_L ‖ p_ℓ), too: one more head a batch, and its states after all layers held at once.
 
     Raises:
         EmptyCorpus: no sequences.
-        BadArgument: a point without a confidence among ``rules``; a lens that is not attached, or beside ``rules``.
+        BadArgument: a point without a confidence among ``rules``, or one of another lens; a lens that is not attached.
     """
     rules = list(rules)
-    if lens is not None and rules:
-        raise BadArgument("rules", [point.name for point in rules], "none through a lens", "take a trace without it")
+    others = [point.name for point in rules if point.lens != lens]
+    if others:
+        expected = f"points with the lens {lens!r:.20} of this trace"
+        raise BadArgument("rules", others, expected, "what a token emits is read through one lens or another")
 
     def traced(ordered: list[TokenSequence]) -> Iterator[Trace]:
         return stream(stepper, ordered, estimators, observe, rules, lens, divergence)

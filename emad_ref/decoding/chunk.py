@@ -20,6 +20,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import fires
 from emad_ref.schedule.flow import count_blocks
 from emad_ref.schedule.table import schedule_of
+from emad_ref.signals import PREVIOUS, SIGNALS
 
 
 def decides_chunks(point: OperatingPoint) -> bool:
@@ -29,7 +30,7 @@ def decides_chunks(point: OperatingPoint) -> bool:
     fall with the decided tokens.
     """
     whole = point.bins.count == 1 and not point.interpolate and point.estimator.kind == "full"
-    forgets = point.confidence is None and point.decay is None
+    forgets = point.confidence is None and point.decay is None and SIGNALS[point.signal].needs is not PREVIOUS
     return whole and forgets and schedule_of(point).by_prefix
 
 

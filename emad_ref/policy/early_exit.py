@@ -136,7 +136,7 @@ def early_exit(
         schedule=schedule,
         signal=signal,
         # what one whole readout decides is what any lens trace records: it replays like any other point
-        confidence=None if SIGNALS[signal].alone and pruning == "none" else confidence,
+        confidence=confidence if SIGNALS[signal].parametrised or pruning != "none" else None,
         decay=decay,
     )
 

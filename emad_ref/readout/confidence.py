@@ -63,7 +63,7 @@ class SaturationWatch(HeadWatch):
         below, self.below = self.below, hidden
         if below is None:
             return Seen(torch.full_like(hidden[:, 0], torch.nan), None)
-        _require_aligned(len(below), len(hidden))
+        require_aligned(len(below), len(hidden))
         signal = saturation(hidden, below)
         require_finite(signal, f"after layer {self.point.probes[probe]}")
         return Seen(signal, None)
@@ -81,7 +81,7 @@ class ContrastWatch(HeadWatch):
     def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
         layer = self.point.probes[probe]
         for logits in self.shallower.values():
-            _require_aligned(len(logits), len(hidden))
+            require_aligned(len(logits), len(hidden))
         logits = self.emit(hidden, layer, work)
         seen = score_of(self.point.signal)(_parameters(self.point), layer, logits, self.shallower)
         self.shallower[layer] = logits
@@ -118,7 +118,7 @@ class PrunedWatch(HeadWatch):
             self.confidence = softmax_response(logits)
             return score_of(self.point.signal)(parameters, layer, logits, {})
         assert self.race is not None, "the minimum layer is the first that a pruned rule reads"
-        _require_aligned(len(self.race), len(hidden))
+        require_aligned(len(self.race), len(hidden))
         self.race = self.race.narrowed(self._sizes(probe)).read(self.heads, hidden, layer, work)
         shallower = {m: z for m, z in self.race.logits.items() if m < layer}
         seen = score_of(self.point.signal)(parameters, layer, self.race.logits[layer], shallower)
@@ -145,7 +145,7 @@ def _parameters(point: OperatingPoint) -> Confidence:
     return point.confidence
 
 
-def _require_aligned(remembered: int, shown: int) -> None:
+def require_aligned(remembered: int, shown: int) -> None:
     """The rows shown must be those remembered: ``keep`` is owed wherever some rows stop and others go on."""
     assert remembered == shown, f"{remembered} rows are remembered, {shown} are shown"
 

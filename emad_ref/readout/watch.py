@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.readout.confidence import HeadWatch, confidence_watch
+from emad_ref.readout.confidence import HeadWatch, confidence_watch, require_aligned
 from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import Seen, require_finite
 from emad_ref.record import READOUTS, Work
-from emad_ref.signals import SIGNALS
+from emad_ref.signals import PREVIOUS, SIGNALS, Readout
 
 
 class Watch(Protocol):
@@ -62,8 +63,31 @@ class EstimateWatch(HeadWatch):
         return Seen(signal, None)
 
 
+class AgreementWatch(HeadWatch):
+    """A full softmax that remembers the top-1 token of the probe before, row by row."""
+
+    def begin(self) -> None:
+        self.before: Tensor | None = None
+
+    def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
+        layer = self.point.probes[probe]
+        logits = self.emit(hidden, layer, work)
+        log_p, best = (pair[:, 0] for pair in Readout(logits).top2)
+        require_finite(log_p, f"after layer {layer}")
+        before, self.before = self.before, best
+        if before is None:
+            return Seen(torch.zeros_like(log_p), logits)
+        require_aligned(len(before), len(hidden))
+        return Seen(torch.where(best == before, log_p.exp(), 0.0), logits)
+
+    def keep(self, rows: Tensor) -> None:
+        self.before = None if self.before is None else self.before[rows]
+
+
 def watch_of(stepper: Stepper, point: OperatingPoint) -> Watch:
     """The watch that a point asks for."""
     if point.confidence is not None:
         return confidence_watch(stepper, point)
+    if SIGNALS[point.signal].needs is PREVIOUS:
+        return AgreementWatch(stepper, point)
     return FullWatch(stepper, point) if point.estimator.kind == "full" else EstimateWatch(stepper, point)

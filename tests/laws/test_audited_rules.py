@@ -104,6 +104,14 @@ def between(signal: str) -> OperatingPoint:
     return replace(plain(signal=signal), thresholds=(levels,), interpolate=True)
 
 
+def agreeing(**change: Any) -> OperatingPoint:
+    """Leaves at half of the places where two probes agree at all: random readouts seldom do."""
+    point = plain(signal="agreement", **change)
+    seen = trace(point.lens).signal(point)
+    level = float(np.median(seen[seen > 0]))
+    return replace(point, thresholds=((level,) * len(PROBES),))
+
+
 POINTS: dict[str, Callable[[], OperatingPoint]] = {
     **{name: lambda name=name: sure(plain(signal=name), SHARE) for name in LAYERWISE},
     **{
@@ -122,6 +130,8 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     "tuned lens of full rank": lambda: sure(plain(lens=tuned(None)), SHARE),
     "tuned lens at the exit": lambda: sure(plain(lens=tuned(), estimator=LINEAR), SHARE),
     "tuned lens behind a gate": lambda: sure(plain(lens=tuned(), estimator=LINEAR, signal="divergence"), SHARE),
+    "agreement": agreeing,
+    "agreement through a tuned lens": lambda: agreeing(lens=tuned()),
     "falling thresholds": lambda: replace(sure(plain(signal="softmax_response"), 0.04), decay=(8.0, 16.0)),
 }
 CHECKS = ("decisions", "generation", "rows", "bridge")

@@ -66,6 +66,7 @@ def require_alike(stepper, point, seed):
         early_exit("weighted_contrast", LAYERS, VOCABULARY, 2, 0.3, schedule="monotone"),
         early_exit("jsd_contrast", LAYERS, VOCABULARY, 2, 0.3, pruning="adaptive", schedule="monotone"),
         early_exit("softmax_response", LAYERS, VOCABULARY, 2, 0.1, schedule="monotone", decay=(9.0, 8.0)),
+        early_exit("agreement", LAYERS, VOCABULARY, 2, 1e-6, schedule="monotone"),
     ],
     ids=lambda point: point.name,
 )

@@ -16,11 +16,13 @@ from emad_ref.decoding.drafting import drafting_point
 from emad_ref.decoding.pair import Partner
 from emad_ref.decoding.selfdraft import self_speculate
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
+from emad_ref.policy.early_exit import early_exit
 from emad_ref.protocol import Prompt
 from emad_ref.readout.tuned import Translator, TunedLens, attach_lens, lens_named
 from emad_ref.readout.watch import watch_of
@@ -55,9 +57,13 @@ def digest(rank: int | None = 5) -> str:
     return attached(stepper_of(), BELOW, rank)
 
 
+SATURATED = early_exit("saturation", LAYERS, VOCABULARY, 2, schedule="monotone")
+
+
 @cache
 def traced(lens: str | None) -> Trace:
-    return take_trace(stepper_of(), texts(), estimators={GATE: PROBES}, lens=lens)
+    rules = [replace(SATURATED, lens=lens)]
+    return take_trace(stepper_of(), texts(), estimators={GATE: PROBES}, rules=rules, lens=lens)
 
 
 def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPoint:
@@ -68,6 +74,19 @@ def point_of(trace: Trace, share: float = 0.25, **change: object) -> OperatingPo
     seen = trace.signal(replace(asked, bins=BinSpec(), thresholds=((0.0,) * 3,)))
     thresholds = tuple(float(np.quantile(seen[:, probe - 1], level)) for probe in PROBES)
     return replace(asked, thresholds=(thresholds,) * asked.bins.count)
+
+
+def saturated(**change: object) -> OperatingPoint:
+    """Cosines that a quarter of all tokens reach at each layer that has one below it."""
+    point = replace(SATURATED, lens=digest(), **change)  # type: ignore[arg-type]
+    seen = traced(point.lens).signal(point)
+    levels = tuple(float(np.quantile(seen[:, probe - 1], 0.75)) for probe in point.probes[1:])
+    return replace(point, thresholds=((np.inf, *levels),))
+
+
+def agreeing(**change: object) -> OperatingPoint:
+    """Leaves wherever two probes agree at all, which random readouts seldom do."""
+    return replace(point_of(traced(digest()), signal="agreement", **change), thresholds=((1e-6,) * 3,))
 
 
 CONFIDENT = BinSpec(("confidence",), confidence_edges=(0.1, 0.2))
@@ -84,6 +103,10 @@ POINTS: dict[str, Callable[[], OperatingPoint]] = {
     ),
     "linear probe": lambda: point_of(traced(digest()), estimator=GATE),
     "gate": lambda: point_of(traced(digest()), estimator=GATE, signal="divergence", schedule="free_eager"),
+    "agreement": lambda: agreeing(schedule="free_eager"),
+    "monotone agreement": agreeing,
+    "saturation": saturated,
+    "free saturation": lambda: saturated(schedule="free_eager"),
     "truncated": lambda: replace(truncated(LAYERS, 3), lens=digest()),
     "positional": lambda: OperatingPoint(
         "falls", "positional", LAYERS, LAYERS, schedule="positional", period=12, floor=2, lens=digest()
@@ -210,7 +233,11 @@ def test_generate_emits_through_the_lens(point: OperatingPoint) -> None:
     for row, asked in enumerate((prompt, prompt[:2])):
         history = np.concatenate([asked, record.emitted[row]])
         seen = take_trace(
-            stepper_of(), [TokenSequence(history, len(asked) - 1)], estimators={GATE: PROBES}, lens=point.lens
+            stepper_of(),
+            [TokenSequence(history, len(asked) - 1)],
+            estimators={GATE: PROBES},
+            rules=[] if point.confidence is None else [point],
+            lens=point.lens,
         )
         expected = replay(seen, point)
         assert record.tokens.of(row, DECODE).depth.tolist() == expected.depth.tolist()
@@ -313,3 +340,14 @@ def test_a_lens_lives_as_long_as_the_model_it_is_attached_to() -> None:
     assert name == lens.digest
     assert lens_named(stepper, name) is not None
     assert lens_named(stepper, None) is None
+
+
+def test_rules_are_traced_through_their_own_lens() -> None:
+    """What a token emits that leaves is read through the trace's lens, and saturation itself through none."""
+    point, raw = replace(SATURATED, lens=digest()), SATURATED
+    for rule, lens in ((raw, digest()), (point, None)):
+        with pytest.raises(BadArgument, match=r"rules=\['saturation.*the lens .* of this trace"):
+            take_trace(stepper_of(), texts(), rules=[rule], lens=lens)
+    tuned, plain = traced(digest()).rule(point), traced(None).rule(raw)
+    assert np.array_equal(tuned.signal, plain.signal, equal_nan=True)
+    assert np.array_equal(tuned.nll_nats, traced(digest()).nll_nats)

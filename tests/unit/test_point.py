@@ -37,7 +37,7 @@ POINT = OperatingPoint("p", "emad", 12, 12, (4, 8), ((0.5, 0.2),))
         ({"bins": BinSpec(("position",))}, "thresholds", "3 for bins position"),
         ({"signal": "mood"}, "signal", "one of entropy_nats"),
         ({"lens": ""}, "lens", "the digest of a tuned lens"),
-        ({"lens": "ab", "estimator": Estimator("topk", k=8)}, "lens", "full heads and linear probes"),
+        ({"lens": "ab", "estimator": Estimator("topk", k=8)}, "lens", "full heads, linear probes"),
     ],
 )
 def test_a_point_that_cannot_decide_is_refused_by_name_value_and_expectation(change, named, message):
@@ -97,12 +97,14 @@ def test_only_a_full_probe_knows_confidence_and_frequency():
         replace(POINT, bins=BinSpec(("confidence",)), thresholds=rows, estimator=Estimator("topk", k=8))
 
 
-def test_a_lens_serves_no_rule_that_reads_several_layers():
-    rule = early_exit("saturation", 12, 101, 4)
-    with pytest.raises(
-        BadArgument, match=r"lens='ab', but expected None for saturation with parameters; a lens serves"
-    ):
-        replace(rule, lens="ab")
+def test_a_lens_serves_no_rule_that_contrasts_readouts():
+    assert replace(early_exit("saturation", 12, 101, 4), lens="ab").lens == "ab"
+    for signal, pruning in (("jsd_contrast", "none"), ("weighted_contrast", "none"), ("softmax_response", "fixed")):
+        rule = early_exit(signal, 12, 1010, 4, pruning=pruning)
+        with pytest.raises(
+            BadArgument, match=rf"lens='ab', but expected None for {signal} with parameters; a lens serves"
+        ):
+            replace(rule, lens="ab")
 
 
 def test_bins_multiply_and_are_named():

@@ -167,7 +167,7 @@ def test_the_expert_may_speak_while_the_contrast_decides() -> None:
     assert (score.logits.argmax(dim=-1) != z[5].argmax(dim=-1)).any(), "the drawn case must tell them apart"
 
 
-@pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if signal.cost is not None])
+@pytest.mark.parametrize("signal", [name for name, signal in SIGNALS.items() if signal.alone or signal.contrasts])
 @pytest.mark.parametrize("layer", [3, 4, 5])
 def test_logits_that_are_no_numbers_are_refused_wherever_they_appear(signal: str, layer: int) -> None:
     z = drawn(2, 3, 4, 5)

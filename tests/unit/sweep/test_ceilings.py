@@ -18,7 +18,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.replay import Replay, prompt_work, replay
-from emad_ref.sweep.ceilings import ceiling, filled_flops, known_below, knowing
+from emad_ref.sweep.ceilings import ceiling, filled_flops, knowing, known_below
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
