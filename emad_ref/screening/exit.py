@@ -17,25 +17,32 @@ from transformers.generation.streamers import BaseStreamer
 
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.decoding.custom_generate import adaptive
+from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.tuned import attach_lens
+from emad_ref.screening.guarantee import Guarantee
 
 
 @dataclass(frozen=True, eq=False)
 class Exit:
     """``fitted``: the lens and its gate. ``lossy``: the point that screening recommends, or None, and ``why_none``.
 
+    ``guarantee``: what is promised of ``lossy``; None where nothing is. ``drafting``: how the model drafts for itself,
+    its own output unchanged; None where that does not pay.
     ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
 
     Raises:
-        BadArgument: neither or both of a point and a reason for none; a point of another model or lens.
+        BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
+            promise about another point.
     """
 
     fitted: FittedLens
     lossy: OperatingPoint | None = None
     why_none: str = ""
+    guarantee: Guarantee | None = None
+    drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -44,12 +51,22 @@ class Exit:
             raise BadArgument("exit.why_none", self.why_none, expected)
         if self.lossy is not None:
             self._require_own(self.lossy)
+        named = None if self.guarantee is None else self.guarantee.chosen
+        if named is not None and (self.lossy is None or named != self.lossy.name):
+            found = None if self.lossy is None else self.lossy.name
+            raise BadArgument("exit.guarantee.chosen", named, f"{found!r}, the point that is recommended")
+        if self.drafting is not None:
+            self.drafting.require(self.fitted.lens.layers)
+            self._require_lens("drafting", self.drafting.lens)
 
     def _require_own(self, point: OperatingPoint) -> None:
         if point.layers != self.fitted.lens.layers:
             raise BadArgument("exit.lossy.layers", point.layers, f"{self.fitted.lens.layers}, the layers of its lens")
-        if point.lens not in (None, self.fitted.lens.digest):
-            raise BadArgument("exit.lossy.lens", point.lens, "None, or the digest of its own lens")
+        self._require_lens("lossy", point.lens)
+
+    def _require_lens(self, part: str, digest: str | None) -> None:
+        if digest not in (None, self.fitted.lens.digest):
+            raise BadArgument(f"exit.{part}.lens", digest, "None, or the digest of its own lens")
 
     @property
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """An exit in a file: a tuned lens' safetensors, and what else screening found as JSON in its metadata.
 
     4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_file``)
+    drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
 
 ``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` take it. What a file holds is judged
 before anything is made of it: whatever is wrong with it is one BadExit. That it belongs to the model at hand is asked
@@ -9,19 +10,25 @@ where it is attached (``Exit.attach``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from emad_ref.calibration.lens_file import fitted_of, packed, parts_of, unpacked
+from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import read_bytes, writing
+from emad_ref.point import Estimator
 from emad_ref.screening.exit import Exit
+from emad_ref.screening.guarantee import Guarantee
 from emad_ref.wire import points
 
 SCHEMA = 1
+GATE, VOCABULARY = "drafting.gate", "drafting.vocabulary"
 
 
 class BadExit(EmadError):
@@ -36,6 +43,8 @@ def save_exit(path: Path, found: Exit) -> None:
         "lens": lens,
         "lossy": None if found.lossy is None else points.to_json(found.lossy),
         "why_none": found.why_none,
+        "guarantee": None if found.guarantee is None else found.guarantee.to_json(),
+        "drafting": None if found.drafting is None else _drafted(found.drafting, tensors),
         "screened": dict(found.screened),
     }
     with writing(path, "exit") as file:
@@ -66,10 +75,37 @@ def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         raise ValueError(f"its schema is {about.get('exit')!r}, not {SCHEMA}")
     if not isinstance(about["why_none"], str) or not isinstance(about["screened"], dict):
         raise ValueError("its metadata holds values of other types")
-    lossy = about["lossy"]
+    lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
+    mine = {name: tensors.pop(name) for name in (GATE, VOCABULARY) if name in tensors}
     return Exit(
         fitted_of(tensors, about["lens"]),
         None if lossy is None else points.from_json(lossy),
         about["why_none"],
+        None if promise is None else Guarantee.from_json(promise),
+        None if drafting is None else _drafting(drafting, mine),
         about["screened"],
     )
+
+
+def _drafted(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a way of drafting; its arrays go into ``tensors``."""
+    if drafting.gate is not None:
+        tensors[GATE] = torch.tensor(drafting.gate.weights[0], dtype=torch.float64)
+    if drafting.vocabulary is not None:
+        tensors[VOCABULARY] = torch.from_numpy(drafting.vocabulary.copy())
+    always = drafting.threshold == math.inf
+    return {
+        "layer": drafting.layer,
+        "longest": drafting.longest,
+        "threshold": None if always else drafting.threshold,  # JSON has no infinity
+        "lens": drafting.lens,
+    }
+
+
+def _drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
+    if not all(type(about[name]) is int for name in ("layer", "longest")):
+        raise ValueError("its way of drafting holds values of other types")
+    gate = Estimator("linear", weights=(tuple(tensors[GATE].tolist()),)) if GATE in tensors else None
+    vocabulary = tensors[VOCABULARY].numpy() if VOCABULARY in tensors else None
+    threshold = math.inf if about["threshold"] is None else float(about["threshold"])
+    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary)

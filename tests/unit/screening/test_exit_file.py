@@ -12,6 +12,7 @@ import torch
 
 from emad_ref import cli
 from emad_ref.calibration.lens_file import FittedLens, save_lens
+from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.streaming import prompt_of
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -22,11 +23,14 @@ from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import BadExit, load_exit, save_exit
+from emad_ref.screening.guarantee import Guarantee, Tried
 from tests.lenses import FINGERPRINT, drawn_lens
 from tests.letters import Letters
 from tests.small import LAYERS, small_model
 
 NATS = {2: 0.5, 4: 0.25}
+DRAFTING = Drafting(2, 3, 0.25, None, Estimator("linear", weights=((0.1 + 0.2,) * 33,)), np.array([1, 5, 7]))
+PROMISE = Guarantee("excess", 0.2, 0.01, 0.05, 300, "numbers", (Tried("gate", 0.004, 0.01),), "gate", 0.0, 0.9, 210)
 
 
 @pytest.fixture
@@ -51,6 +55,15 @@ def test_everything_comes_back(found, tmp_path):
     assert (back.lossy, back.why_none, back.screened) == (found.lossy, "", {"seed": 3})
     assert (back.fitted.lens.digest, back.fitted.gate) == (found.fitted.lens.digest, found.fitted.gate)
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
+
+
+@pytest.mark.parametrize("drafting", [DRAFTING, Drafting(4, 2)], ids=["gated", "always"])
+def test_its_promise_and_its_way_of_drafting_come_back(found, tmp_path, drafting):
+    save_exit(tmp_path / "e", replace(found, guarantee=PROMISE, drafting=drafting))
+    back = load_exit(tmp_path / "e")
+    assert back.guarantee == PROMISE
+    assert {**vars(back.drafting), "vocabulary": None} == {**vars(drafting), "vocabulary": None}
+    np.testing.assert_array_equal(back.drafting.vocabulary, drafting.vocabulary)
 
 
 def test_without_a_lossy_point_it_says_why_and_runs_all_layers(found, tmp_path):
@@ -107,6 +120,10 @@ def test_another_model_is_refused(model, found):
         ({"lossy": None}, "a reason where there is no lossy point"),
         ({"lossy": full_depth(4)}, "6, the layers of its lens"),
         ({"lossy": replace(full_depth(LAYERS), lens="other")}, "the digest of its own lens"),
+        ({"drafting": Drafting(2, 3, lens="other")}, "the digest of its own lens"),
+        ({"drafting": Drafting(6, 3)}, "a layer in 1–5"),
+        ({"guarantee": replace(PROMISE, chosen="other")}, "the point that is recommended"),
+        ({"guarantee": PROMISE, "lossy": None, "why_none": "no slack"}, "the point that is recommended"),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(found, wrong, said):

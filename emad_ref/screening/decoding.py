@@ -1,0 +1,121 @@
+"""Lossy exits as they are decoded: K and V above an exit filled in from its state, token by token, on text of its own.
+
+Replay knows what a threshold loses with exact K and V; copies lose more. So the rule that saved most on the text to
+choose on is decoded at a few thresholds on other text, from strict to loose in an order fixed before, and
+
+    the bound   the loosest whose rise evaluation will confirm (``screening.choosing``)
+    the promise the loosest that Learn-then-Test certifies (``screening.guarantee``), where any is
+
+are found there; what is recommended is decoded once more, on evaluation text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from emad_ref.models.loading import Loaded
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.record import Floats
+from emad_ref.screening.bounded import EXCESS, excess
+from emad_ref.screening.choosing import Losses, loosest
+from emad_ref.screening.families import Family
+from emad_ref.screening.guarantee import Guarantee, guaranteed
+from emad_ref.screening.reached import Chooser
+from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.texts import FEWEST, Text
+from emad_ref.sweep.decoded import decoded_columns
+from emad_ref.sweep.grids import Dial
+from emad_ref.sweep.losses import Columns
+from emad_ref.verdict.units import ByDocument
+
+# what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
+STRICTNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
+ROWS = 64
+TIMED = 16  # windows
+PASSES = len(STRICTNESS) + 3  # full depth on text to certify on, and what is recommended on evaluation text
+
+
+@dataclass(frozen=True, eq=False)
+class Certified:
+    """``tried``: points decoded from strict to loose, with ``bounds`` [points], the least level that each will be
+    confirmed at, and ``saved`` [points] net, all on the text to certify on.
+
+    ``chosen``: the loosest within the rise that is allowed; None: none is. ``promise``: of Learn-then-Test.
+    """
+
+    family: Family
+    tried: tuple[OperatingPoint, ...]
+    bounds: Floats
+    saved: Floats
+    chosen: OperatingPoint | None
+    promise: Guarantee
+    windows: int
+
+    @property
+    def promised(self) -> OperatingPoint | None:
+        """The point that ``promise`` is about."""
+        return next((point for point in self.tried if point.name == self.promise.chosen), None)
+
+
+def grid(family: Family, best: OperatingPoint, chooser: Chooser, rise: float) -> list[OperatingPoint]:
+    """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded."""
+    dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
+    points = [_loosest(dial, share * rise, chooser) for share in STRICTNESS]
+    kept = dict.fromkeys(point.thresholds for point in points if point is not None)
+    found = {point.thresholds: point for point in points if point is not None}
+    return [replace(found[each], schedule="copying") for each in kept]
+
+
+def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | None:
+    return loosest(dial, level, chooser.bound)
+
+
+def decodable(model: Loaded, text: Text, point: OperatingPoint, settings: Settings, passes: int) -> int:
+    """Windows of ``text`` that can be decoded so many times in time: ``FEWEST`` at least, where there are so many."""
+    timed = text.first(TIMED)
+    seconds = settings.seconds("decoding") / passes
+    rounds = -(-len(text.windows) // TIMED)
+    return max(FEWEST, TIMED * affordable(lambda: decoded(model, timed, [point]), seconds, rounds))
+
+
+def decoded(model: Loaded, text: Text, points: Sequence[OperatingPoint], progress: str | None = None) -> Columns:
+    """Columns of ``points`` on ``text``."""
+    return decoded_columns(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
+
+
+def certified(
+    model: Loaded,
+    text: Text,
+    family: Family,
+    points: Sequence[OperatingPoint],
+    settings: Settings,
+    judged: int,
+    progress: str | None = None,
+) -> Certified:
+    """Decode ``points``, from strict to loose, and full depth on ``text``, and choose. ``judged``: documents of
+    evaluation.
+
+    Raises:
+        BadArgument: no points.
+    """
+    columns = decoded(model, text, [full_depth(points[0].layers), *points], progress)
+    tokens = np.array([len(window.tokens) - 1 - window.adaptive_from for window in text.windows], dtype=np.float64)
+    losses = Losses(columns.nll_nats[:, 0], tokens, text.documents, judged)
+    bounds = np.array([losses.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
+    within = [number for number in range(len(points)) if bounds[number] <= settings.rise]
+    by = partial(ByDocument.summed, document=text.documents)
+    promise = guaranteed(
+        excess(by(columns.nll_nats[:, 1:]), by(columns.nll_nats[:, 0]), by(tokens)),
+        [point.name for point in points],
+        EXCESS,
+        text=settings.corpus,
+        risk=float(np.log1p(settings.rise)),
+        seed=settings.seed,
+    )
+    saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
+    chosen = points[max(within)] if within else None
+    return Certified(family, tuple(points), bounds, saved, chosen, promise, len(text.windows))
