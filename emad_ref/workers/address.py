@@ -28,7 +28,7 @@ from emad_ref.workers.handing import Crew
 HERE = "here"
 FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
 PROCESSES = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
-EACH = 2  # units out per worker: one at work, one waiting
+EACH = 4  # units out per worker: one at work, others waiting behind one that takes long (docs/scale.md)
 JOBS = 4
 
 
