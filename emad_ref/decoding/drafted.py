@@ -66,7 +66,7 @@ class DraftingDecoder(WalkedDecoder):
             emitted=[np.array(row.emitted, dtype=np.int64) for row in rows],
             stop=[row.reason for row in rows],
             work={0: session.work},
-            prompt_work={0: self._prompt_work(prompts)},
+            prompt_work={0: self.prompt_work(prompts)},
         )
 
     def _round(self, rows: Sequence[_Row], session: WalkedSession, log: _Log) -> None:
