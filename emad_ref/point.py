@@ -13,18 +13,21 @@ from typing import Any, Literal
 from emad_ref.errors import BadArgument
 from emad_ref.signals import ENTROPY, SIGNALS, layers_read
 
-ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "positional", "chunked"]
+ScheduleName = Literal["monotone", "free_eager", "free_deferred", "copying", "translated", "positional", "chunked"]
 # schedule → the fields of a point that it needs, and only it; what a schedule does is in ``schedule.table``
 SCHEDULE_FIELDS: dict[ScheduleName, tuple[str, ...]] = {
     "monotone": (),
     "free_eager": (),
     "free_deferred": (),
     "copying": (),
+    "translated": ("translators",),
     "positional": ("period", "floor"),
     "chunked": ("period",),
 }
 RULELESS: tuple[ScheduleName, ...] = ("positional",)  # the place of a token decides its depth, whatever fires
-STOPS_BY_TOKEN: tuple[ScheduleName, ...] = ("monotone", "free_eager", "free_deferred", "copying")  # each is asked
+STOPS_BY_TOKEN: tuple[ScheduleName, ...] = (  # each is asked
+    "monotone", "free_eager", "free_deferred", "copying", "translated",
+)  # fmt: skip
 ESTIMATORS: tuple[str, ...] = ("full", "topk", "lowrank", "linear")
 LENSED: tuple[str, ...] = ("full", "linear")  # estimators that no part of the model's own head is read for
 SEARCHES: tuple[str, ...] = ("exact", "ivf", "faiss", "lowrank")
@@ -187,6 +190,8 @@ class OperatingPoint:
     ``lens``        digest of the tuned lens that heads below the last layer read through, attached to the model that
                     decodes (``readout.tuned``); None: the model's own head. A linear probe reads the state itself, and
                     only its exits go through the lens.
+    ``translators`` digest of the state translators that K and V above an exit come from (translated), attached to the
+                    model that decodes (``readout.states``).
     ``decay``       (rate, N) of thresholds that fall with the decided tokens t = 0, 1, … of a sequence of at most N
                     (CALM): τ_ℓ·(0.9 + 0.1·exp(−rate·t/N)); None: constant. Only for signals that rise.
 
@@ -211,6 +216,7 @@ class OperatingPoint:
     confidence: Confidence | None = None
     decay: tuple[float, float] | None = None
     lens: str | None = None
+    translators: str | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.ceiling <= self.layers:
@@ -269,6 +275,9 @@ class OperatingPoint:
             raise BadArgument("period", self.period, "tokens ≥ 1 for positional and chunked, None for other schedules")
         if ("floor" in fields) != (self.floor is not None and 1 <= self.floor <= self.ceiling):
             raise BadArgument("floor", self.floor, f"a layer in 1–{self.ceiling} for positional, None for others")
+        if ("translators" in fields) != bool(self.translators) or self.translators == "":
+            expected = "the digest of state translators for translated, None for other schedules"
+            raise BadArgument("translators", self.translators, expected, "fit them: calibration.translating")
         if self.schedule in RULELESS and self.probes:
             raise BadArgument("probes", self.probes, f"none under the {self.schedule} schedule", "it has no rule")
 

@@ -23,7 +23,7 @@ PHASES: tuple[str, ...] = ("prompt", "decode", "draft", "verify", "catch_up")
 PROMPT, DECODE, DRAFT, VERIFY, CATCH_UP = range(len(PHASES))
 
 READOUTS: tuple[str, ...] = ("full", "topk", "lowrank", "linear", "subset")  # kinds: rows of Work.readout_rows
-FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true hidden state, from a copied one
+FILLS: tuple[str, ...] = ("exact", "copied")  # K/V-only passes: from the true state, from one that stands in for it
 
 HEAD = 0  # the head's number where it stands among layers, which count from 1
 
@@ -75,6 +75,7 @@ class Work:
                       readout over part of the vocabulary costs depends on the row, so it is counted, not derived. In
                       the row of full heads: those in front of them, of a tuned lens' translators.
     ``fills``         [len(FILLS), L] hidden states that only wrote K and V.
+    ``fill_macs``     [L] multiply-adds in front of those passes, of state translators.
     ``cross_fills``   [L] encoder states that wrote cross-attention K and V.
     ``cross_context`` [L] Σ queries × source keys of those runs, padding included.
     ``encoder_tokens`` positions run through an encoder; ``encoder_context`` Σ queries × keys in one of its layers.
@@ -85,6 +86,7 @@ class Work:
     readout_rows: Ints
     readout_macs: Ints
     fills: Ints
+    fill_macs: Ints
     cross_fills: Ints
     cross_context: Ints
     encoder_tokens: int = 0
@@ -103,6 +105,7 @@ class Work:
             zeros(len(READOUTS), layers),
             zeros(len(READOUTS), layers),
             zeros(len(FILLS), layers),
+            zeros(layers),
             zeros(layers),
             zeros(layers),
         )

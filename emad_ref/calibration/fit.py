@@ -43,39 +43,40 @@ def isotonic_targets(probes: Sequence[int], mean_nats: Floats, tokens: Ints) -> 
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Sums over ``tokens`` pairs of x [width] and y, in float64: Σx, Σy, Σxxᵀ, Σxy."""
+    """Sums over ``tokens`` pairs of x [width] and y, in float64: Σx, Σy, Σxxᵀ, Σxy. y is a number, or [outputs]."""
 
     tokens: int
     x: Floats
-    y: float
+    y: Floats
     xx: Floats
     xy: Floats
 
     @staticmethod
-    def none(width: int) -> Moments:
+    def none(width: int, *outputs: int) -> Moments:
         """No pairs yet."""
-        return Moments(0, np.zeros(width), 0.0, np.zeros((width, width)), np.zeros(width))
+        return Moments(0, np.zeros(width), np.zeros(outputs), np.zeros((width, width)), np.zeros((width, *outputs)))
 
     @staticmethod
     def of(x: Floats, y: Floats) -> Moments:
-        """The sums of ``x`` [tokens, width] and ``y`` [tokens].
+        """The sums of ``x`` [tokens, width] and ``y`` [tokens] or [tokens, outputs].
 
         Raises:
             BadArgument: other shapes, or values that are not finite numbers.
         """
         x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
-        if x.ndim != 2 or y.shape != x.shape[:1]:
-            raise BadArgument("x, y", (x.shape, y.shape), "[tokens, width] and [tokens]")
+        if x.ndim != 2 or y.ndim not in (1, 2) or y.shape[:1] != x.shape[:1]:
+            raise BadArgument("x, y", (x.shape, y.shape), "[tokens, width] and [tokens], or [tokens, outputs]")
         if not (np.isfinite(x).all() and np.isfinite(y).all()):
             raise BadArgument("x, y", "NaN or infinite entries", "finite numbers", "leave out what was not read")
-        return Moments(len(x), x.sum(axis=0), float(y.sum()), x.T @ x, x.T @ y)
+        return Moments(len(x), x.sum(axis=0), np.asarray(y.sum(axis=0)), x.T @ x, x.T @ y)
 
     def __add__(self, other: Moments) -> Moments:
         return Moments(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
 
 def ridge(moments: Moments, penalty: float = PENALTY) -> Floats:
-    """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|².
+    """[width + 1] weights w and, last, the intercept c that minimise Σ(w·x + c − y)² + n·λ·|w|²; of several outputs
+    [width + 1, outputs].
 
     λ is ``penalty`` times the mean variance of an entry of x, so that it does not depend on x's unit; c is free.
 
@@ -83,21 +84,32 @@ def ridge(moments: Moments, penalty: float = PENALTY) -> Floats:
         BadArgument: fewer than two tokens, a negative penalty, x that never varies, or, without a penalty, x with
             entries that follow from one another.
     """
+    system = ridge_system(moments, penalty)
+    mean_x, mean_y = moments.x / moments.tokens, moments.y / moments.tokens
+    weights = np.linalg.solve(system, moments.xy / moments.tokens - np.multiply.outer(mean_x, mean_y))
+    return np.concatenate([weights, np.asarray(mean_y - mean_x @ weights)[None]]).astype(np.float64)
+
+
+def ridge_system(moments: Moments, penalty: float = PENALTY) -> Floats:
+    """[width, width] covariance of x plus λ on its diagonal: what ``ridge`` solves.
+
+    Raises:
+        BadArgument: as ``ridge``.
+    """
     n, width = moments.tokens, len(moments.x)
     if n < 2:
         raise BadArgument("tokens", n, "at least 2", "calibrate on more text")
     if penalty < 0:
         raise BadArgument("penalty", penalty, "a number ≥ 0")
-    mean_x, mean_y = moments.x / n, moments.y / n
+    mean_x = moments.x / n
     covariance = moments.xx / n - np.outer(mean_x, mean_x)
     variance, largest = float(np.trace(covariance)) / width, float(np.trace(moments.xx)) / n / width
     if variance <= n * np.finfo(np.float64).eps * largest:  # what rounding leaves of a constant
         raise BadArgument("x", f"{n} equal values", "values that vary", "nothing can be read off a constant")
-    system = covariance + penalty * variance * np.eye(width)
+    system: Floats = covariance + penalty * variance * np.eye(width)
     if np.linalg.matrix_rank(system, hermitian=True) < width:
         raise BadArgument("penalty", penalty, "a number > 0 where entries of x follow from one another")
-    weights = np.linalg.solve(system, moments.xy / n - mean_x * mean_y)
-    return np.append(weights, mean_y - weights @ mean_x).astype(np.float64)
+    return system
 
 
 def linear_correction(raw: Floats, full: Floats) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.protocol import Step
+from emad_ref.readout.states import translators_of
 from emad_ref.readout.watch import watch_of
 from emad_ref.record import Bools, Floats, Ints
 from emad_ref.schedule.flow import Start, Store, rows_of
@@ -87,7 +88,7 @@ class Walker:
 
     def __init__(self, stepper: Stepper, point: OperatingPoint):
         self.stepper, self.point, self.schedule = stepper, point, schedule_of(point)
-        self.watch = watch_of(stepper, point)
+        self.watch, self.translators = watch_of(stepper, point), translators_of(stepper, point)
         self.column = {probe: i for i, probe in enumerate(point.probes)}
 
     def walk(self, feed: Feed) -> Arrival:
@@ -100,7 +101,7 @@ class Walker:
         running, at = np.arange(rows), 0  # batch rows that have not stopped
         bins: NDArray[np.intp] | None = None
         hidden = self.stepper.embed(feed.tokens, feed.frame)
-        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame))
+        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame, self.translators))
         self.watch.begin()
         while len(running):
             layer = self._next_halt(at, cap[running], asked[running])

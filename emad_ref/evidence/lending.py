@@ -25,7 +25,7 @@ from emad_ref.models.again import Whence
 from emad_ref.models.loading import Loaded
 from emad_ref.models.seal import Meddled, Seal, Surroundings
 from emad_ref.protocol import ModelRef
-from emad_ref.readout.tuned import lend_lenses
+from emad_ref.readout.attached import lend_attached
 
 _OWN: ContextVar[Loaded | None] = ContextVar("the judge's model, while a host is asked for a decoder", default=None)
 
@@ -50,8 +50,8 @@ class Lending:
         return self._lend(self._own)
 
     def _lent(self) -> Loaded:
-        """The copy, with every lens that points may name by now."""
-        lend_lenses(self._own.stepper, self.copy.stepper)
+        """The copy, with every lens and translator that points may name by now."""
+        lend_attached(self._own.stepper, self.copy.stepper)
         return self.copy
 
     @property

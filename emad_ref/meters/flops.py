@@ -2,8 +2,8 @@
 
 Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included),
 the encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout) and
-the translator of a tuned lens in front of it, K/V-only passes, input projections. Of a mixture of experts, the router
-and the experts that a token ran. Only matrix products and attention count, one multiply-add as two; a law holds the
+the translator of a tuned lens in front of it, K/V-only passes and the state translators in front of them, input
+projections. Of a mixture of experts, the router and the experts that a token ran. Only matrix products and attention count, one multiply-add as two; a law holds the
 ledger against PyTorch's counter.
 """
 
@@ -19,6 +19,8 @@ from emad_ref.record import READOUTS, Work
 @dataclass(frozen=True)
 class Flops:
     """FLOPs of some Work. ``readouts``: FLOPs by kind of readout. ``inputs``: projections below the first block.
+
+    ``fills``: K/V-only passes, with the state translators in front of them.
 
     ``translators`` of a tuned lens, in front of full heads.
 
@@ -66,7 +68,7 @@ def flops(work: Work, geometry: Geometry) -> Flops:
             kind: int(work.readout_rows[i].sum()) * geometry.head_flops() if kind == "full" else 2 * int(macs[i])
             for i, kind in enumerate(READOUTS)
         },
-        fills=int(work.fills.sum()) * geometry.kv_fill_flops(),
+        fills=int(work.fills.sum()) * geometry.kv_fill_flops() + 2 * int(work.fill_macs.sum()),
         inputs=int(work.tokens[0]) * geometry.input_flops(),
         encoder=geometry.encoder_flops(work.encoder_tokens, work.encoder_context),
         cross_fills=int(work.cross_fills.sum()) * geometry.cross_fill_flops(),

@@ -12,12 +12,11 @@ walks the model, once, and whatever reads that model by that point finds them th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,16 +25,16 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
+from emad_ref.readout.attached import Attached, dtype_of, raised_dtype, require_same_model
 from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.signals import raised
 
 FULL = READOUTS.index("full")
-SHOWN = 12  # digits of a digest in messages
 
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """T(h) = h + A·h + b. ``factors``: (A [D, D],), or (U [D, r], V [D, r]) of A = U·Vᵀ; ``bias`` b [D]."""
+    """T(h) = h + A·h + b. ``factors``: (A [D, D],), (U [D, r], V [D, r]) of A = U·Vᵀ, or none: A = 0; ``bias`` b [D]."""
 
     factors: tuple[Tensor, ...]
     bias: Tensor
@@ -43,28 +42,51 @@ class Translator:
     def __post_init__(self) -> None:
         width, shapes = len(self.bias), [tuple(factor.shape) for factor in self.factors]
         full, low = shapes == [(width, width)], len(shapes) == 2 and shapes[0] == shapes[1] == (width, self.rank)
-        if not full and not (low and self.rank):
-            expected = f"one of [{width}, {width}], or two of [{width}, r ≥ 1]"
+        if shapes and not full and not (low and self.rank):
+            expected = f"none, one of [{width}, {width}], or two of [{width}, r ≥ 1]"
             raise BadArgument("translator.factors", shapes, expected, "as wide as the bias")
 
     @property
     def rank(self) -> int | None:
-        """r, or None of a full matrix."""
+        """r, 0 without factors, or None of a full matrix."""
+        if not self.factors:
+            return 0
         return None if len(self.factors) == 1 else self.factors[0].shape[1]
 
     @property
     def macs(self) -> int:
-        """Multiply-adds per row: D², or 2·D·r."""
+        """Multiply-adds per row: D², or 2·D·r; 0 of a bias alone."""
         return sum(factor.numel() for factor in self.factors)
+
+    def placed(self, device: torch.device, dtype: torch.dtype) -> Translator:
+        """A copy there."""
+        return Translator(tuple(factor.to(device, dtype) for factor in self.factors), self.bias.to(device, dtype))
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """T of states [..., D], in their dtype; computed in float32 at least. Zeros give the states, bit for bit."""
         x = raised(hidden)
+        if not self.factors:
+            return (x + self.bias).to(hidden.dtype)
         first, *others = reversed(self.factors)
         moved = x @ (first if others else first.T)
         for factor in others:
             moved = moved @ factor.T
         return (x + (moved + self.bias)).to(hidden.dtype)
+
+
+def kinds_of(translators: Iterable[Translator]) -> set[tuple[int, int | None, torch.dtype]]:
+    """(width, rank, dtype) of each: one where all are of one kind."""
+    return {(len(each.bias), each.rank, each.bias.dtype) for each in translators}
+
+
+def digest_of(model: str, translators: Mapping[Any, Translator]) -> str:
+    """sha256 of ``model`` and of every number of ``translators``, each beside its key."""
+    said = sha256(model.encode())
+    for key, translator in translators.items():
+        for tensor in (*translator.factors, translator.bias):
+            said.update(f" {key} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+            said.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return said.hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,9 +107,11 @@ class TunedLens:
         if not known or known != sorted(known) or not all(1 <= layer < self.layers for layer in known):
             expected = f"some layers in 1–{self.layers - 1}, ascending"
             raise BadArgument("lens.translators", known, expected, "the last layer is what a lens is fitted to")
-        kinds = {(len(each.bias), each.rank, each.bias.dtype) for each in self.translators.values()}
+        kinds = kinds_of(self.translators.values())
         if len(kinds) > 1:
             raise BadArgument("lens.translators", sorted(map(str, kinds)), "one width, rank and dtype in all layers")
+        if self.rank == 0:
+            raise BadArgument("lens.translators", "biases alone", "full matrices, or a rank ≥ 1")
 
     @property
     def width(self) -> int:
@@ -102,12 +126,7 @@ class TunedLens:
     @cached_property
     def digest(self) -> str:
         """sha256 of the model it belongs to and of every number in it: its name in points."""
-        said = sha256(f"{self.fingerprint} {self.dtype} {self.layers}".encode())
-        for layer, translator in self.translators.items():
-            for tensor in (*translator.factors, translator.bias):
-                said.update(f" {layer} {tuple(tensor.shape)} {tensor.dtype} ".encode())
-                said.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return said.hexdigest()
+        return digest_of(f"{self.fingerprint} {self.dtype} {self.layers}", self.translators)
 
     def macs(self, layer: int) -> int:
         """Multiply-adds per row in front of a head after ``layer``."""
@@ -128,20 +147,12 @@ class TunedLens:
         Raises:
             BadArgument: another fingerprint, dtype, number of layers or width.
         """
-        remedy = "fit one for this model: emad lens"
         mine = (self.fingerprint, self.dtype, self.layers, self.width)
-        for name, own, asked in zip(
-            ("fingerprint", "dtype", "layers", "width"), mine, (fingerprint, dtype, layers, width), strict=True
-        ):
-            if own != asked:
-                raise BadArgument(f"lens.{name}", _brief(own), f"{_brief(asked)} of this model", remedy)
+        require_same_model("lens", mine, (fingerprint, dtype, layers, width), "fit one for this model: emad lens")
 
     def placed(self, device: torch.device, dtype: torch.dtype) -> TunedLens:
         """A copy there; not a lens of another name: ``digest`` is asked of the one that was fitted."""
-        moved = {
-            layer: Translator(tuple(factor.to(device, dtype) for factor in each.factors), each.bias.to(device, dtype))
-            for layer, each in self.translators.items()
-        }
+        moved = {layer: each.placed(device, dtype) for layer, each in self.translators.items()}
         return replace(self, translators=moved)
 
     @property
@@ -149,7 +160,7 @@ class TunedLens:
         return next(iter(self.translators.values()))
 
 
-_ATTACHED: WeakKeyDictionary[Stepper, dict[str, TunedLens]] = WeakKeyDictionary()
+_LENSES: Attached[TunedLens] = Attached("lens", "a tuned lens that is")
 
 
 def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
@@ -160,22 +171,8 @@ def attach_lens(stepper: Stepper, lens: TunedLens, fingerprint: str) -> str:
     Raises:
         BadArgument: a lens of another model, dtype, number of layers or width.
     """
-    dtype = str(stepper.dtype).removeprefix("torch.")
-    lens.require(fingerprint, dtype, stepper.layers, stepper.geometry.hidden)
-    raised_dtype = torch.float64 if stepper.dtype == torch.float64 else torch.float32
-    _ATTACHED.setdefault(stepper, {})[lens.digest] = lens.placed(stepper.device, raised_dtype)
-    return lens.digest
-
-
-def lend_lenses(own: Stepper, copy: Stepper) -> None:
-    """Attach to ``copy``, which walks a copy of the model that ``own`` walks, copies of all lenses attached to ``own``.
-
-    Nothing that is written into those reaches what ``own`` reads through.
-    """
-    held = _ATTACHED.setdefault(copy, {})
-    for name, lens in _ATTACHED.get(own, {}).items():
-        if name not in held:
-            held[name] = deepcopy(lens)
+    lens.require(fingerprint, dtype_of(stepper), stepper.layers, stepper.geometry.hidden)
+    return _LENSES.put(stepper, lens.digest, lens.placed(stepper.device, raised_dtype(stepper)))
 
 
 def lens_named(stepper: Stepper, digest: str | None) -> TunedLens | None:
@@ -184,15 +181,7 @@ def lens_named(stepper: Stepper, digest: str | None) -> TunedLens | None:
     Raises:
         BadArgument: none of that name is attached.
     """
-    if digest is None:
-        return None
-    attached = _ATTACHED.get(stepper, {})
-    if digest not in attached:
-        known = ", ".join(name[:SHOWN] for name in attached) or "none is"
-        raise BadArgument(
-            "point.lens", _brief(digest), f"a tuned lens that is attached to this model ({known})", "attach it first"
-        )
-    return attached[digest]
+    return None if digest is None else _LENSES.get(stepper, digest)
 
 
 def lens_of(stepper: Stepper, point: OperatingPoint) -> TunedLens | None:
@@ -219,7 +208,3 @@ def macs_ahead(lens: TunedLens | None, layers: int) -> Ints:
         for layer in lens.translators:
             ahead[layer - 1] = lens.macs(layer)
     return ahead
-
-
-def _brief(value: object) -> object:
-    return value[:SHOWN] if isinstance(value, str) else value

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from emad_ref.record import FILLS, Ints
 from emad_ref.schedule.flow import Leave, Start, rows_of
@@ -19,7 +20,7 @@ COPIED = FILLS.index("copied")
 
 
 class Copying(Leave):
-    """Rows leave; when all have, the state each left with fills the layers above it."""
+    """Rows leave; when all have, the state each left with fills the layers above it, or what translators make of it."""
 
     def __init__(self, start: Start):
         super().__init__(start)
@@ -35,9 +36,16 @@ class Copying(Leave):
     def finish(self) -> None:
         for layer in range(int(self.depth.min()) + 1, self.ceiling + 1):
             rows = np.flatnonzero(self.depth < layer)
-            states = rows_of(self.exits, rows)
+            states = self.below(layer, rows)
             self.store.stepper.fill(states, layer, self.whole.take(rows), self.store.cache)
             self.store.work.fills[COPIED, layer - 1] += states.shape[:2].numel()
+
+    def below(self, layer: int, rows: Ints) -> Tensor:
+        """What stands in for the states [rows, n, D] below ``layer`` of batch ``rows``, which left before it."""
+        states = rows_of(self.exits, rows)
+        if self.translators is None:
+            return states
+        return self.translators.below(states, self.depth[rows], layer, self.store.work)
 
 
 def _ran(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:

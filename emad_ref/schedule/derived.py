@@ -14,6 +14,7 @@ import numpy as np
 
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
+from emad_ref.readout.states import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
 from emad_ref.schedule.interface import Places, Ran
 from emad_ref.schedule.table import schedule_of
@@ -53,7 +54,8 @@ class _Step:
     """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's own.
 
     ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
-    of its own, with ``ahead`` multiply-adds a row in front of it. ``kind``: which of ``FILLS`` its fills are.
+    of its own, with ``ahead`` multiply-adds a row in front of it. ``kind``: which of ``FILLS`` its fills are, with
+    ``fill_macs`` [tokens] in front of each.
     """
 
     ran: Ran
@@ -63,15 +65,27 @@ class _Step:
     emitted: Bools
     ahead: int
     kind: int
+    fill_macs: Ints
 
 
-def work_at(point: OperatingPoint, places: Places, depth: Ints, probed: Probed, ahead: Ints) -> Work:
-    """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys."""
+def work_at(
+    point: OperatingPoint,
+    places: Places,
+    depth: Ints,
+    probed: Probed,
+    ahead: Ints,
+    translators: StateTranslators | None = None,
+) -> Work:
+    """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
+
+    ``translators``: those that the point names.
+    """
     work = Work.none(point.layers)
-    for layer, step in enumerate(_steps(point, places, depth, probed, ahead)):
+    for layer, step in enumerate(_steps(point, places, depth, probed, ahead, translators)):
         work.tokens[layer], work.context[layer] = int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
         if step.ran.fills is not None:
             work.fills[step.kind, layer] = int(step.ran.fills.sum())
+            work.fill_macs[layer] = int(step.fill_macs.sum(where=step.ran.fills))
         if step.probed is not None:
             work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
             work.readout_macs[step.heads, layer] = int(step.macs.sum(where=step.probed))
@@ -82,11 +96,17 @@ def work_at(point: OperatingPoint, places: Places, depth: Ints, probed: Probed, 
 
 
 def flops_at(
-    point: OperatingPoint, places: Places, depth: Ints, probed: Probed, ahead: Ints, geometry: Geometry
+    point: OperatingPoint,
+    places: Places,
+    depth: Ints,
+    probed: Probed,
+    ahead: Ints,
+    geometry: Geometry,
+    translators: StateTranslators | None = None,
 ) -> Floats:
     """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``work_at`` has in all."""
     each = np.full(len(depth), float(geometry.input_flops()))
-    for step in _steps(point, places, depth, probed, ahead):
+    for step in _steps(point, places, depth, probed, ahead, translators):
         keys = step.ran.keys
         each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
         each += step.emitted * (geometry.head_flops() + 2 * step.ahead)
@@ -94,11 +114,18 @@ def flops_at(
             head = int(step.heads[FULL]) * geometry.head_flops()
             each += step.probed * (head + 2 * int(step.heads.sum()) * step.macs)
         if step.ran.fills is not None:
-            each += step.ran.fills * geometry.kv_fill_flops()
+            each += step.ran.fills * (geometry.kv_fill_flops() + 2 * step.fill_macs)
     return each
 
 
-def _steps(point: OperatingPoint, places: Places, depth: Ints, probes: Probed, ahead: Ints) -> Iterator[_Step]:
+def _steps(
+    point: OperatingPoint,
+    places: Places,
+    depth: Ints,
+    probes: Probed,
+    ahead: Ints,
+    translators: StateTranslators | None,
+) -> Iterator[_Step]:
     """Layer by layer from the first."""
     schedule = schedule_of(point)
     asked, kind = schedule.asked(point, places.decided), FILLS.index(schedule.fills)
@@ -108,4 +135,5 @@ def _steps(point: OperatingPoint, places: Places, depth: Ints, probes: Probed, a
             emitted &= ~probed
         ran = schedule.ran(places, depth, layer, point.ceiling)
         heads, macs = probes.heads[:, layer - 1], probes.macs[:, layer - 1]
-        yield _Step(ran, heads, macs, probed, emitted, int(ahead[layer - 1]), kind)
+        before = np.zeros(point.layers, dtype=np.int64) if translators is None else translators.macs_below(layer)
+        yield _Step(ran, heads, macs, probed, emitted, int(ahead[layer - 1]), kind, before[depth - 1])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Frame, Stepper
+from emad_ref.readout.states import StateTranslators
 from emad_ref.record import Ints, Work
 
 
@@ -66,12 +67,16 @@ class Store:
 
 
 class Start(NamedTuple):
-    """Where a flow sets out: states ``hidden`` [rows, n, D] before layer 1, their frame, and the point's ceiling."""
+    """Where a flow sets out: states ``hidden`` [rows, n, D] before layer 1, their frame, and the point's ceiling.
+
+    ``translators``: the point's, of a schedule that has them.
+    """
 
     store: Store
     ceiling: int
     hidden: Tensor
     frame: Frame
+    translators: StateTranslators | None = None
 
 
 class Flow(Protocol):
@@ -91,7 +96,7 @@ class Leave:
     """Rows only leave; compact them."""
 
     def __init__(self, start: Start):
-        self.store, self.ceiling, self.hidden, self.frame = start
+        self.store, self.ceiling, self.hidden, self.frame, self.translators = start
         self.running, self.at = np.arange(len(self.hidden)), 0  # batch rows that have not stopped; layers run so far
 
     def run(self, first: int, last: int) -> Tensor:

@@ -9,9 +9,11 @@ from emad_ref.schedule.free import FREE_DEFERRED, FREE_EAGER
 from emad_ref.schedule.interface import Schedule
 from emad_ref.schedule.monotone import MONOTONE
 from emad_ref.schedule.positional import POSITIONAL
+from emad_ref.schedule.translated import TRANSLATED
 
 SCHEDULES: dict[ScheduleName, Schedule] = {
-    schedule.name: schedule for schedule in (MONOTONE, FREE_EAGER, FREE_DEFERRED, COPYING, POSITIONAL, CHUNKED)
+    schedule.name: schedule
+    for schedule in (MONOTONE, FREE_EAGER, FREE_DEFERRED, COPYING, TRANSLATED, POSITIONAL, CHUNKED)
 }
 
 

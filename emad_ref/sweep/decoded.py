@@ -27,6 +27,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from emad_ref.readout.estimate import reader_of
+from emad_ref.readout.states import translators_of
 from emad_ref.readout.tuned import lens_of, macs_ahead
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.derived import flops_at, probed_by
@@ -141,7 +142,8 @@ def _derived(
     ahead = macs_ahead(lens_of(stepper, point), point.layers)
     reading = 0 if point.estimator.kind == "full" else reader_of(stepper, point.estimator, point.probes).macs_per_row
     probed = probed_by(point, len(depth), ahead, reading)
-    each = flops_at(point, places, depth, probed, ahead, geometry) + _across(geometry, batch, point, places, depth)
+    each = flops_at(point, places, depth, probed, ahead, geometry, translators_of(stepper, point))
+    each += _across(geometry, batch, point, places, depth)
     return np.add.reduceat(each, starts[:-1])
 
 

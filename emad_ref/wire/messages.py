@@ -233,6 +233,8 @@ def work_frame(work: Work | None, prefix: str) -> Frame:
 def work_of(frame: Frame, prefix: str, sizes: Sizes) -> Work:
     rows = {"readout_rows": (len(READOUTS),), "readout_macs": (len(READOUTS),), "fills": (len(FILLS),)}
     names = [part.name for part in fields(Work) if part.name not in COUNTS]
+    # a decoder without state translators need not say so
+    frame = Frame(arrays={f"{prefix}.fill_macs": np.zeros(sizes.layers, dtype=np.int64)}) + frame
     parts: dict[str, Any] = {name: ints(frame, f"{prefix}.{name}", *rows.get(name, ()), sizes.layers) for name in names}
     header = {f"{prefix}.{name}": 0 for name in COUNTS} | frame.header
     return Work(**parts | {name: field(header, f"{prefix}.{name}", count) for name in COUNTS})

@@ -136,6 +136,7 @@ _FIELDS: dict[str, dict[str, Callable[[str, Any], Any]]] = {
         "margin_nats": absent_or(_number),
         "period": absent_or(whole),
         "floor": absent_or(whole),
+        "translators": absent_or(text),
         "interpolate": flag,
         "confidence": absent_or(lambda name, value: _read(name, Confidence, value)),
         "decay": absent_or(_rate_and_longest),

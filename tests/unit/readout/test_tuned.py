@@ -45,7 +45,7 @@ def test_a_lens_of_another_model_is_one_clear_error(stepper, change, said):
 
 
 @pytest.mark.parametrize(
-    ("factors", "bias"), [(((3, 4),), 3), (((3, 2), (4, 2)), 3), (((3, 2), (3, 1)), 3), (((3, 0), (3, 0)), 3), ((), 3)]
+    ("factors", "bias"), [(((3, 4),), 3), (((3, 2), (4, 2)), 3), (((3, 2), (3, 1)), 3), (((3, 0), (3, 0)), 3)]
 )
 def test_factors_that_make_no_square_matrix_are_refused(factors, bias):
     with pytest.raises(BadArgument, match=r"^translator\.factors="):

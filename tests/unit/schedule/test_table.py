@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -15,11 +15,12 @@ from emad_ref.schedule.interface import Admission, Places
 from emad_ref.schedule.table import SCHEDULES, schedule_of
 
 LAYERS, PROBES = 6, (2, 4)
-OPTIONS = {"period": 4, "floor": 2}
-EXACT = [name for name in SCHEDULES if name != "copying"]
+OPTIONS: dict[str, Any] = {"period": 4, "floor": 2, "translators": "f00d"}
+CHANGED = {"period": 5, "floor": 3}  # fields that change what is admitted
+EXACT = [name for name in SCHEDULES if name not in ("copying", "translated")]
 
 
-def point(name: ScheduleName, **changes: int) -> OperatingPoint:
+def point(name: ScheduleName, **changes: Any) -> OperatingPoint:
     """A point of the schedule with the fields it needs, at probes where a rule is asked."""
     options = {field: OPTIONS[field] for field in SCHEDULE_FIELDS[name]} | changes
     if name in RULELESS:
@@ -61,9 +62,9 @@ def test_a_point_has_the_fields_that_its_schedule_reads_and_no_others(name: Sche
     reads = field in SCHEDULE_FIELDS[name]
     with pytest.raises(BadArgument, match=f"^{field}="):
         point(name, **{field: None if reads else OPTIONS[field]})  # type: ignore[dict-item]  # that is what is refused
-    if reads:
+    if reads and field in CHANGED:
         falling = [LAYERS, 4, 2, 4, LAYERS, 2, 4, 2, LAYERS]
-        assert trail_of(name, falling, 2) != trail_of(name, falling, 2, **{field: OPTIONS[field] + 1})
+        assert trail_of(name, falling, 2) != trail_of(name, falling, 2, **{field: CHANGED[field]})
 
 
 @pytest.mark.parametrize("name", RULELESS)
@@ -101,6 +102,7 @@ def test_what_each_schedule_admits() -> None:
         "free_eager": free,
         "free_deferred": free,
         "copying": free,
+        "translated": free,
         "positional": [(6, True), (5, True), (4, True), (3, True), (2, True), (2, True)],
         "chunked": [(6, False), (4, True), (4, True), (4, True), (6, False), (2, True)],
     }
@@ -132,7 +134,9 @@ def test_the_rule_is_asked_about_the_tokens_that_are_not_held(name: ScheduleName
 
 
 def test_copying_is_not_replayed_and_says_why() -> None:
-    assert [name for name, schedule in SCHEDULES.items() if schedule.settle is None] == ["copying"]
+    assert [name for name, schedule in SCHEDULES.items() if schedule.settle is None] == ["copying", "translated"]
+    with pytest.raises(BadArgument, match=r"'translated'.*an exact schedule.*translated states are decoded"):
+        SCHEDULES["translated"].in_replay()
     with pytest.raises(BadArgument, match=r"'copying'.*an exact schedule.*copied states are decoded, not replayed"):
         SCHEDULES["copying"].in_replay()
 
@@ -148,19 +152,22 @@ RAN = {  # per layer 1 … 4: keys of each token, worked out by hand
     # fourth never
     "deferred": [ALL, [4, 6, 6, 0, 2, 2], FIRST, NONE],
 }
+ABOVE = {
+    1: [False] * 6,
+    2: [False, True, False, True, True, False],
+    3: [False, True, True, True, True, True],
+    4: [False] * 6,
+}
 FILLED: dict[str, dict[int, list[bool]]] = {  # layer → tokens of which it writes K and V alone
     "free_eager": {3: [False, True, True, True, True, True]},
-    "copying": {
-        1: [False] * 6,
-        2: [False, True, False, True, True, False],
-        3: [False, True, True, True, True, True],
-        4: [False] * 6,
-    },
+    "copying": ABOVE,
+    "translated": ABOVE,
 }
 WAYS: dict[ScheduleName, str] = {
     "monotone": "once",
     "positional": "once",
     "copying": "once",
+    "translated": "once",
     "free_eager": "eagerly",
     "free_deferred": "deferred",
     "chunked": "deferred",

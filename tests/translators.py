@@ -1,0 +1,40 @@
+"""State translators with random or chosen numbers, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from emad_ref.models.stepper import Stepper
+from emad_ref.readout.attached import dtype_of, raised_dtype
+from emad_ref.readout.states import StateTranslators, attach_translators, pairs_above
+from emad_ref.readout.tuned import Translator
+
+FINGERPRINT = "f00d"
+
+
+def drawn_translators(
+    stepper: Stepper, exits: Sequence[int], rank: int | None = 4, *, seed: int = 0, scale: float = 0.5
+) -> StateTranslators:
+    """Translators whose A·h and b are about ``scale`` of h; 0: copying."""
+    generator, width, dtype = torch.Generator().manual_seed(seed), stepper.geometry.hidden, raised_dtype(stepper)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    def translator() -> Translator:
+        factors: tuple[torch.Tensor, ...] = ()
+        if rank is None:
+            factors = (scale * drawn(width, width) / width**0.5,)
+        elif rank:
+            factors = (scale * drawn(width, rank) / rank**0.5, drawn(width, rank) / width**0.5)
+        return Translator(factors, scale * drawn(width))
+
+    pairs = {pair: translator() for pair in pairs_above(tuple(exits), stepper.layers)}
+    return StateTranslators(FINGERPRINT, dtype_of(stepper), stepper.layers, pairs)
+
+
+def attached_translators(stepper: Stepper, exits: Sequence[int], rank: int | None = 4, **options: float) -> str:
+    """The digest of ``drawn_translators`` that are attached to ``stepper``."""
+    return attach_translators(stepper, drawn_translators(stepper, exits, rank, **options), FINGERPRINT)  # type: ignore[arg-type]
