@@ -161,4 +161,3 @@ def _gate(layers: int, probes: Sequence[int], gate: Estimator, lens: str) -> Dia
         )
 
     return Dial(point, lambda setting, digits: f"gate ≤ {setting:.{digits}g}", 0.0, WIDEST_GATE)
-

@@ -129,7 +129,11 @@ class Judge:
         )
         net, blocks = (
             mean_rate(
-                self._by(column[:, 0] - column[:, number]), self._by(column[:, 0]), threshold=0.0, unit="share", **shared
+                self._by(column[:, 0] - column[:, number]),
+                self._by(column[:, 0]),
+                threshold=0.0,
+                unit="share",
+                **shared,
             )
             for column in (columns.flops, columns.depth)
         )
@@ -147,8 +151,6 @@ def reached(
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
     columns = replayed_columns(judge.traced, points, geometry)
     return [
-        Reached(family, level)
-        if point is None
-        else judge.of(family, level, point, columns, 1 + points.index(point))
+        Reached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen
     ]

@@ -127,4 +127,3 @@ def too_few(texts: Texts) -> str:
         if text.count < FEWEST:
             return f"inconclusive: {text.count} documents to {split} on, {FEWEST} are the fewest that say anything"
     return ""
-

@@ -56,7 +56,5 @@ def traced(model: Loaded, text: Text, fitted: FittedLens, lens: str, progress: s
     gate = {} if fitted.gate is None else {fitted.gate: tuple(fitted.lens.translators)}
     stepper, windows = model.stepper, text.windows
     own = take_trace(stepper, windows, divergence=True, progress=named["own head"])
-    tuned = take_trace(
-        stepper, windows, lens=lens, estimators=gate, divergence=True, progress=named["tuned lens"]
-    )
+    tuned = take_trace(stepper, windows, lens=lens, estimators=gate, divergence=True, progress=named["tuned lens"])
     return Traced(text, own, tuned)
