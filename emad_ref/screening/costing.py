@@ -27,7 +27,7 @@ from emad_ref.meters.costs import Costs
 from emad_ref.models.stepper import Stepper
 from emad_ref.readout.tuned import Translator
 from emad_ref.record import Floats
-from emad_ref.screening.laps import Course, Part
+from emad_ref.screening.laps import REPEATS, Course, Part
 
 LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens in one pass; kernels change between some of them
 NEAR, FAR = 32, 256  # keys
@@ -75,20 +75,20 @@ def measure_costs(
     """
     if not seconds > 0:
         raise BadArgument("seconds", seconds, "seconds to spend")
-    room = stepper.max_positions - max(lengths, default=1)
-    near, far = keys or (min(NEAR, room // 8), min(FAR, room))
-    if not 1 <= near < far <= room:
-        raise BadArgument("keys", (near, far), f"two numbers in 1–{room}, ascending", "the positions of this model")
-    course = Course(
-        stepper,
-        tuple(lengths),
-        tuple(layer for layer in DRAFT_LAYERS if layer < stepper.layers) if draft_layers is None else draft_layers,
-        tuple(max(1, stepper.vocabulary // share) for share in SHARES) if heads is None else heads,
-        lens or _full_lens(stepper),
-        translator,
-        (near, far),
-        clock,
-    )
+    if list(lengths[:1]) != [1] or list(lengths) != sorted(set(lengths)):
+        raise BadArgument("lengths", list(lengths), "numbers of tokens, ascending from 1")
+    room = stepper.max_positions - max(*lengths, REPEATS)
+    keys = keys or (min(NEAR, room // 8), min(FAR, room))
+    if not 1 <= keys[0] < keys[1] <= room:
+        raise BadArgument("keys", keys, f"two numbers in 1–{room}, ascending", "the positions of this model")
+    if draft_layers is None:
+        draft_layers = [layer for layer in DRAFT_LAYERS if layer < stepper.layers]
+    heads = [max(1, stepper.vocabulary // share) for share in SHARES] if heads is None else heads
+    for name, numbers, end in (("draft_layers", draft_layers, stepper.layers), ("heads", heads, stepper.vocabulary)):
+        if not all(1 <= number < end for number in numbers):
+            raise BadArgument(name, list(numbers), f"numbers in 1–{end - 1}")
+    lens = lens or _full_lens(stepper)
+    course = Course(stepper, tuple(lengths), tuple(draft_layers), tuple(heads), lens, translator, keys, clock)
     rng, laps, spent = np.random.default_rng(seed), [], []
     tried = course.lap(rng)  # warms up
     if stepper.layers * tried["block 1"] < BRIEF:
