@@ -70,7 +70,9 @@ class _Prepared:
         """What a fused step is given."""
         if station not in self._given:
             assert self._writer is not None, "fused steps write to a cache"
-            turns = None if self._stepper.rotary is None else self._turns(self._stepper.turns(station, self._frame.keys))
+            turns = (
+                None if self._stepper.rotary is None else self._turns(self._stepper.turns(station, self._frame.keys))
+            )
             self._given[station] = Given(self._writer, self._mask(station), turns, self._frame.queries > 1)
         return self._given[station]
 
