@@ -1,7 +1,7 @@
-"""What a family saves at a given loss, with an interval: the other way round than ``dominance``, which fixes the saving.
+"""What a family saves at a given loss, with an interval: ``dominance`` the other way round, which fixes the saving.
 
-    saving(δ)   the most that a mixture of neighbouring corners of the family's front saves while it loses at most δ nats
-                per token more than full depth
+    saving(δ)   the most that a mixture of neighbouring corners of the family's front saves while it loses at most
+                δ nats per token more than full depth
 
 The front (``sweep.front``) is chosen on one split and judged on another; a ceiling, which promises nothing, is chosen
 and judged on one. Where the front crosses δ is found on the text that is judged: savings of several families are then

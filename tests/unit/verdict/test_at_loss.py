@@ -36,6 +36,8 @@ def test_the_front_is_that_of_the_split_it_was_chosen_on() -> None:
     chosen = sheet([1.0, 1.90, 1.01, 1.02], [100.0, 80.0, 70.0, 50.0])
     found = saving_at_loss(judged, 0.041, chosen=chosen, threshold=0.0, rng=np.random.default_rng(0), resamples=99)
     assert found.value == pytest.approx(0.5)
+    strict = saving_at_loss(judged, 0.02, chosen=chosen, threshold=0.0, rng=np.random.default_rng(0), resamples=99)
+    assert strict.value == pytest.approx(0.3 * 0.02 / 0.08), "the point that saves a fifth for nothing is no corner"
     corners = np.array([[True, False, True, True]])
     within = savings_within(corners, np.array([[0, 0.2, 0.3, 0.5]]), np.array([[1.0, 1.0, 1.08, 1.04]]), 0.02)
     assert within == pytest.approx(0.3 * 0.02 / 0.08), "before the front leaves the good region, not after"
@@ -60,7 +62,7 @@ def test_what_saves_nothing_and_what_cannot_be_asked() -> None:
     )
     assert dear.value == 0.0
     rng = np.random.default_rng(0)
-    with pytest.raises(BadArgument, match="nats_per_token=-0.1"):
+    with pytest.raises(BadArgument, match=r"nats_per_token=-0\.1"):
         saving_at_loss(PLAIN, -0.1, threshold=0.0, rng=rng)
     with pytest.raises(BadArgument, match="chosen=2, but expected 3 points"):
         saving_at_loss(PLAIN, 0.1, chosen=sheet([1.0, 1.1], [9.0, 8.0]), threshold=0.0, rng=rng)
