@@ -83,6 +83,9 @@ def joined(arrivals: Sequence[Arrival]) -> Arrival:
     return Arrival(logits, depth, signal, arrivals[0].cap)
 
 
+_NONE = np.empty(0, dtype=np.int64)
+
+
 class Walker:
     """Takes feeds up the layers: everything a step needs that does not change from token to token."""
 
@@ -93,6 +96,31 @@ class Walker:
 
     def walk(self, feed: Feed) -> Arrival:
         """Process one token per row at depths of the rule's choosing; several where no row is asked about."""
+        depth_of_all = self._told(feed)
+        return self._ask(feed) if depth_of_all is None else self._straight(feed, depth_of_all)
+
+    def _told(self, feed: Feed) -> int | None:
+        """The depth of all rows where no probe can be read on the way to it; None where a row is to be asked."""
+        cap = feed.cap.tolist()
+        if cap.count(cap[0]) != len(cap):
+            return None
+        probes = self.point.probes
+        return cap[0] if not probes or probes[0] > cap[0] or not feed.asked.any() else None
+
+    def _straight(self, feed: Feed, depth: int) -> Arrival:
+        """All rows up to ``depth``, where they stop."""
+        rows, queries = feed.tokens.shape
+        hidden = self.stepper.embed(feed.tokens, feed.frame)
+        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame))
+        self.watch.begin()
+        logits = self.watch.emit(flow.run(0, depth)[:, queries - feed.last :], depth, feed.store.work)
+        flow.stop(np.arange(rows), _NONE, depth)
+        flow.finish()
+        signal = np.full((rows, queries, len(self.column)), np.nan)
+        return Arrival(logits, np.full((rows, queries), depth, dtype=np.int64), signal, feed.cap)
+
+    def _ask(self, feed: Feed) -> Arrival:
+        """Row by row as the rule decides, from halt to halt."""
         (rows, queries), asked, last, work = feed.tokens.shape, feed.asked, feed.last, feed.store.work
         cap, depth = feed.cap.copy(), np.zeros((rows, queries), dtype=np.int64)
         signal = np.full((rows, queries, len(self.column)), np.nan)

@@ -262,12 +262,14 @@ class WalkedSession:
 
     def _checked_length(self, length: Ints, verb: str) -> Ints:
         length = as_integers("length", length)
-        held, least = self.length, np.maximum(self._committed, 1)
-        if length.shape != held.shape or (length > held).any() or (length < least).any():
+        # lists: this runs once a token, and on a few rows NumPy takes longer to be asked than to answer
+        held, least = self.length.tolist(), [max(1, n) for n in self._committed.tolist()]
+        wanted = length.tolist()
+        if length.shape != (len(held),) or not all(a <= n <= b for a, n, b in zip(least, wanted, held, strict=True)):
             raise BadArgument(
                 "length",
-                length.tolist(),
-                f"one per row, between the committed {least.tolist()} and the held {held.tolist()}",
+                wanted,
+                f"one per row, between the committed {least} and the held {held}",
                 f"nothing else can be the target of a {verb}",
             )
         return length

@@ -200,7 +200,7 @@ def frame_of(
     if positions.ndim != 2 or 0 in positions.shape:
         raise BadArgument("positions", positions.shape, "shape [rows ≥ 1, n ≥ 1]")
     count, queries = positions.shape
-    starts = tuple(positions[:, 0].tolist())
+    starts: tuple[int, ...] = tuple(positions[:, 0].tolist())
     if queries > 1 and (np.diff(positions, axis=1) != 1).any():
         raise BadArgument("positions", positions.tolist(), "consecutive positions in each row")
     if min(starts) < 0 or (cache is None and max(starts) > 0):
@@ -209,10 +209,10 @@ def frame_of(
         raise BadArgument("positions", max(starts) + queries - 1, f"less than {end}")
     present = count if cache is None else cache.rows
     chosen = tuple(range(present)) if rows is None else tuple(np.asarray(rows).tolist())
-    if len(chosen) != count or list(chosen) != sorted({*range(present)} & {*chosen}):
+    if len(chosen) != count or (rows is not None and list(chosen) != sorted({*range(present)} & {*chosen})):
         raise BadArgument("rows", list(chosen), f"{count} ascending rows of 0–{present - 1}")
     valid = (queries,) * count if lengths is None else tuple(np.asarray(lengths).tolist())
-    if len(valid) != count or not all(1 <= n <= queries for n in valid):
+    if lengths is not None and (len(valid) != count or not all(1 <= n <= queries for n in valid)):
         raise BadArgument("lengths", list(valid), f"{count} lengths in 1–{queries}")
     return Frame(chosen, starts, valid, queries, prepare)
 
