@@ -1,0 +1,74 @@
+"""Rankings: savings at the same loss, the order of rows, what a ceiling is, and what the figure is given."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.trace import Trace
+from emad_ref.errors import BadArgument
+from emad_ref.screening.ranking import Family, Read, figure_rows, ranked, slack, table_rows
+from emad_ref.sweep.ceilings import Curve
+from emad_ref.sweep.losses import Columns
+from emad_ref.verdict.units import DocumentOf
+
+LEVELS = (0.01, 0.05)
+NOTHING: Trace = None  # type: ignore[assignment]  # a ranking reads columns, and documents
+READ = Read(NOTHING, DocumentOf(np.array([0, 0, 1, 2])))  # four windows of ten tokens, of three documents
+
+
+def points(name: str, rises: list[float], net: list[float], blocks: list[float]) -> Curve:
+    """All windows alike: rises of perplexity, net savings and savings of blocks of the points after full depth."""
+    each = np.ones((4, 1))
+    nats = 10 * (1 + np.log1p(np.array([0.0, *rises])))
+    costs = (100 * (1 - np.array([0.0, *saved])) for saved in (net, blocks))
+    columns = Columns(each * nats, each * 0, *(each * cost for cost in costs))
+    names = tuple(f"{name} {at}" for at in range(1 + len(rises)))
+    return Curve(name, names, np.arange(1.0 + len(rises)), columns, np.full(4, 10.0))
+
+
+KNOWING = Family("oracle", points("oracle", [0.005, 0.05], [0.20, 0.50], [0.25, 0.60]))
+GATE = Family("gate", points("gate", [0.01, 0.05], [0.30, 0.45], [0.40, 0.50]))
+ENTROPY_POINTS = points("entropy", [0.01, 0.02, 0.05], [0.10, 0.01, 0.20], [0.45, 0.46, 0.55])
+ENTROPY = Family("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
+
+
+def rank(families: list[Family]) -> list:
+    return ranked(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
+
+
+def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
+    gate = Family("gate", GATE.judged, GATE.judged)
+    rows = rank([ENTROPY, gate, KNOWING])
+    assert [(row.level, row.family) for row in rows] == [
+        (0.01, "gate"), (0.01, "oracle"), (0.01, "entropy"), (0.05, "oracle"), (0.05, "gate"), (0.05, "entropy"),
+    ]  # fmt: skip
+    found = {(row.family, row.level): (row.net.value, row.blocks.value) for row in rows}
+    assert found["gate", 0.01] == pytest.approx((0.30, 0.40))
+    assert found["entropy", 0.05] == pytest.approx((0.20, 0.55))
+    share = (math.log1p(0.01) - math.log1p(0.005)) / (math.log1p(0.05) - math.log1p(0.005))
+    assert found["oracle", 0.01] == pytest.approx((0.2 + 0.3 * share, 0.25 + 0.35 * share))
+    assert {row.net.n for row in rows} == {3}, "documents, not windows"
+    (first, *_) = table_rows(rows)
+    assert first["family"] == "gate"
+    assert first["net interval"] == pytest.approx([0.3, 0.3])
+
+
+def test_slack_is_what_ceilings_say_and_no_rule() -> None:
+    rows = rank([ENTROPY, KNOWING])
+    assert slack(rows, 0.05) == pytest.approx(0.60)
+    assert slack(rows, 0.01) < 0.45, "entropy, which was lucky here, is none"
+    with pytest.raises(BadArgument, match=r"a ceiling at a rise of 0\.01"):
+        slack(rank([ENTROPY]), 0.01)
+
+
+def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> None:
+    judged = Family("entropy", ENTROPY_POINTS, points("entropy", [0.01, 0.001, 0.5], [0.1, 0.15, 0.2], [0, 0, 0]))
+    rows = figure_rows([judged, KNOWING], READ, READ)
+    assert [row["point"] for row in rows if row["family"] == "entropy"] == ["entropy 0", "entropy 2", "entropy 3"]
+    assert [row["rise %"] for row in rows if row["family"] == "entropy"] == pytest.approx([0, 0.02, 0.05])
+    assert [row["net reduction %"] for row in rows if row["family"] == "oracle"] == pytest.approx([0, 0.2, 0.5])
+    assert [row["ceiling"] for row in rows] == [False] * 3 + [True] * 3
+    assert all(type(row["rise %"]) is float and type(row["ceiling"]) is bool for row in rows)
