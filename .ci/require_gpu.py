@@ -1,7 +1,8 @@
-"""Exit with a message unless CUDA's first device carries the given name: ``python .ci/require_gpu.py A100``."""
+"""Exit with a message unless CUDA's first device carries the name in ``EMAD_GPU``: ``EMAD_GPU=A100``."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 import torch
@@ -14,4 +15,4 @@ def main(wanted: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(os.environ["EMAD_GPU"])

@@ -56,9 +56,9 @@ def arguments() -> argparse.ArgumentParser:
 def command(model: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
     """The pytest command line that judges ``model`` into ``folder``."""
     where = [chosen.suites] if Path(chosen.suites).exists() else ["--pyargs", chosen.suites]
-    data = ["--emad-data", str(chosen.data)] if chosen.data else []
+    data = [f"--emad-data={chosen.data}"] if chosen.data else []
     options = {"model": model, "budget": chosen.budget, "device": chosen.device, "report": str(folder)}
-    flags = [part for name, value in options.items() for part in (f"--emad-{name}", value)]
+    flags = [f"--emad-{name}={value}" for name, value in options.items()]  # one word: a folder is no test path then
     return [sys.executable, "-m", "pytest", *where, *flags, *data]
 
 

@@ -101,8 +101,8 @@ def test_the_a100_environment_refuses_every_other_gpu(tmp_path: Path, device: st
     )
     (tmp_path / "torch.py").write_text(stand_in)
     done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "require_gpu.py", "A100"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        [sys.executable, ROOT / ".ci" / "require_gpu.py"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "EMAD_GPU": "A100"},
         capture_output=True,
         text=True,
     )

@@ -3,9 +3,10 @@
     python examples/scale/simulate.py
 
 ``handed_out`` is the project's own; beneath it lies an executor whose clock is a number. A unit is eight batches of
-text. It crosses the network, waits for the worker that is free first, runs (some runs take longer, and a worker dies now
-and then, which costs its unit), and its statistics cross back to one process, which adds them up in order. FLOPs come
-from the project's geometry of a Llama of 70 billion parameters. Everything under ASSUMED is an assumption: put in yours.
+text. It crosses the network, waits for the worker that is free first, runs (some runs take longer, and a worker dies
+now and then, which costs its unit), and its statistics cross back to one process, which adds them up in order. FLOPs
+come from the project's geometry of a Llama of 70 billion parameters. Everything under ASSUMED is an assumption: put in
+yours.
 """
 
 from __future__ import annotations

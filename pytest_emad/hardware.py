@@ -1,0 +1,263 @@
+"""What matters most on a machine never seen before, in minutes, with whatever it has installed and no network.
+
+    python -m pytest_emad.hardware --out golden/hardware/NAME [--device cuda] [--minutes 8] [MODEL …]
+
+For every model, in float32 and bfloat16:
+
+    tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
+    bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
+    decoders     invariants and fidelity suites: every decoder, every schedule, on this device
+    cost         time (EMAD-F2) and energy (EMAD-N1)
+
+Each of them is a step of its own. What one finds is written to OUT/record.json before the next begins, so that a
+machine that is taken away loses one step; a step that takes too long is ended and says so. Suites run as pytest runs of
+their own, their reports beside the record.
+
+Exit status: 0 every step came to its end and no suite failed, 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from emad_ref.errors import EmadError
+from emad_ref.files import require_writable, write_atomically
+from emad_ref.report.reading import BadReport, read_report
+
+MODELS = ("emad-tiny", "random:pythia-410m")
+DTYPES = ("float32", "bfloat16")
+SHARES = {"decoders": 0.3, "cost": 0.5}  # of what time is left, for a suite run of one model and dtype
+STEPS = ("tolerances", "bandwidth", *SHARES)  # cheap ones first: what ends early has the most in it
+LEAST = 20.0  # seconds, whatever is left: less would end a run before it has loaded its model
+CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
+FACTS = "machine"
+
+
+@dataclass(frozen=True)
+class Step:
+    """``what`` of ``model`` in ``dtype``; ``measure(seconds left)`` gives plain JSON values."""
+
+    what: str
+    model: str
+    dtype: str
+    measure: Callable[[float], dict[str, Any]]
+
+    @property
+    def name(self) -> str:
+        return f"{self.what} {self.model} {self.dtype}"
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pytest_emad.hardware", description="Measure this machine.")
+    parser.add_argument("models", nargs="*", metavar="MODEL", default=MODELS, help=f"{', '.join(MODELS)} by default")
+    parser.add_argument("--out", type=Path, required=True, help="folder of record.json and reports")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
+    parser.add_argument("--dtypes", nargs="+", choices=(*DTYPES, "float16"), default=DTYPES)
+    parser.add_argument("--suites", default="pytest_emad.suites", help="package or path of the suites")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all steps together; 8 by default")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="which, in order; all by default")
+    return parser
+
+
+def steps(chosen: argparse.Namespace) -> Iterator[Step]:
+    """Those that were asked for, in that order."""
+    of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
+    measured = {"tolerances": tolerances, "bandwidth": bandwidth}
+    for what in chosen.steps:
+        for model, dtype in of:
+            if what in SHARES:
+                yield Step(what, model, dtype, partial(suite, what, model, dtype, chosen))
+            else:
+                yield Step(what, model, dtype, partial(_unhurried, measured[what], model, dtype, chosen.device))
+
+
+def _unhurried(
+    measure: Callable[..., dict[str, Any]], model: str, dtype: str, device: str, left: float
+) -> dict[str, Any]:
+    """Seconds of work, whatever is ``left``."""
+    return measure(model, dtype, device)
+
+
+def taken(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotonic) -> dict[str, Any]:
+    """All steps, each on record before the next."""
+    from emad_ref.meters.machine import copied_per_second, facts
+
+    ends = clock() + 60 * chosen.minutes
+    record: dict[str, Any] = {FACTS: facts(chosen.device) | {"copied, bytes/s": copied_per_second(chosen.device)}}
+    for step in steps(chosen):
+        began = clock()
+        print(f"{step.name} …", flush=True)
+        if ends - began < LEAST and step.what in SHARES:
+            found: dict[str, Any] = {"status": "not begun", "reason": f"{chosen.minutes:g} minutes were used up"}
+        else:
+            try:
+                found = {"status": "done", **step.measure(ends - began)}
+            except EmadError as error:
+                found = {"status": "refused", "reason": str(error)}
+        record[step.name] = found | {"seconds": round(clock() - began, 1)}
+        write_atomically(chosen.out / "record.json", json.dumps(record, indent=1, ensure_ascii=False) + "\n")
+    return record
+
+
+# ---------------------------------------------------------------- measured here
+
+
+def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
+    """Cached single steps against one pass: the largest difference of any logit after any layer."""
+    import numpy as np
+    import torch
+
+    from emad_ref.audit.tolerances import tolerance
+    from emad_ref.calibration.trace import lens_logits, stepwise_logits
+    from emad_ref.models.loading import load
+
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    stepper = loaded.stepper
+    length = min(CHECKED, stepper.max_positions)
+    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
+    difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
+    return {
+        "largest difference": float(difference.max()),
+        "bound": tolerance(loaded.geometry.family, dtype, device),
+        "tokens": length,
+        "layers": stepper.layers,
+    }
+
+
+def bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
+    """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take."""
+    import numpy as np
+    import torch
+
+    from emad_ref.decoding.walked import WalkedDecoder
+    from emad_ref.meters.clock import paired
+    from emad_ref.meters.machine import copied_per_second
+    from emad_ref.models.loading import load
+    from emad_ref.point import full_depth
+    from emad_ref.protocol import Prompt
+
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
+    prompt = [Prompt(np.arange(8, dtype=np.int64))]
+    arms = {
+        "few": lambda _: _decode(decoder, prompt, 1),
+        "many": lambda _: _decode(decoder, prompt, 1 + NEW),
+    }
+    rng = np.random.default_rng(0)
+    seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
+    each = float(np.median(seconds["many"] - seconds["few"])) / NEW
+    geometry = loaded.geometry
+    table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
+    read = (geometry.parameters() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
+    reached = copied_per_second(device)
+    return {
+        "seconds a token": each,
+        "bytes a token": read,
+        "bytes/s": read / each,
+        "copied, bytes/s": reached,
+        "share of bandwidth": read / each / reached,
+    }
+
+
+def _decode(decoder: Any, prompt: Any, new: int) -> None:
+    decoder.generate(prompt, new, frozenset())
+
+
+# ---------------------------------------------------------------- suites, as runs of their own
+
+
+def command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
+    """The pytest command line of one suite run."""
+    path = Path(chosen.suites)
+    folders = ("invariants", "fidelity") if what == "decoders" else ("cost",)
+    where = [str(path / each) for each in folders] if path.exists() else [f"{chosen.suites}.{each}" for each in folders]
+    pyargs = [] if path.exists() else ["--pyargs"]
+    options = {"model": model, "dtype": dtype, "device": chosen.device, "report": str(folder)}
+    flags = [f"--emad-{name}={value}" for name, value in options.items()]  # one word: a folder is no test path then
+    only = ["--emad-only=EMAD-F2,EMAD-N1"] if what == "cost" else []
+    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *pyargs, *where, *flags, *only]
+
+
+def suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
+    """One suite run, ended when its share of the time ``left`` is used up."""
+    folder = chosen.out / f"{what}-{model.replace(':', '-')}-{dtype}"
+    folder.mkdir(parents=True, exist_ok=True)
+    seconds = max(LEAST, SHARES[what] * left)
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+        try:
+            asked = command(what, model, dtype, chosen, folder)
+            done = subprocess.run(asked, stdout=log, stderr=subprocess.STDOUT, timeout=seconds, check=False)
+        except subprocess.TimeoutExpired:
+            return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_told(folder)}
+    return {"exit status": done.returncode, **_told(folder)}
+
+
+def _told(folder: Path) -> dict[str, Any]:
+    """What a run's report says: outcomes of its tests, and its verdicts."""
+    try:
+        report = read_report(folder)
+    except BadReport as error:
+        return {"report": str(error)}
+    outcomes: dict[str, int] = {}
+    for test in report["tests"]:
+        outcomes[test["outcome"]] = outcomes.get(test["outcome"], 0) + 1
+    kept = ("id", "verdict", "estimate", "interval", "unit", "reason")
+    shown = ("name", "outcome", "estimate", "interval")
+    claims = [
+        {name: claim[name] for name in kept}
+        | {"legs": [{name: leg[name] for name in shown} for leg in claim["legs"] if leg["estimate"] is not None]}
+        for claim in report["claims"]
+    ]
+    return {"tests": outcomes, "claims": claims}
+
+
+def failed(record: dict[str, Any]) -> list[str]:
+    """Steps that did not come to a good end."""
+    return [
+        name
+        for name, found in record.items()
+        if name != FACTS
+        and (found["status"] != "done" or found.get("exit status", 0) != 0
+             or found.get("largest difference", 0.0) > found.get("bound", 0.0))
+    ]  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = arguments()
+    chosen = parser.parse_args(argv)
+    if chosen.minutes <= 0:
+        parser.error(f"--minutes={chosen.minutes}, but expected a time > 0")
+    if chosen.device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            parser.error("--device=cuda, but torch sees none here; expected a CUDA device, or --device cpu")
+    try:
+        require_writable(chosen.out / "record.json", "--out")
+    except EmadError as error:
+        parser.error(str(error))
+    record = taken(chosen)
+    for name, found in record.items():
+        if name != FACTS:
+            said = {key: value for key, value in found.items() if key != "claims"}
+            print(f"{name}: {', '.join(f'{key} {value}' for key, value in said.items())}")
+            for claim in found.get("claims", ()):
+                print(f"  {claim['id']} {claim['verdict']}: {claim['reason']}")
+                for leg in claim["legs"]:
+                    print(f"    {leg['name']}: {leg['estimate']:.3g}, {leg['outcome']}")
+    bad = failed(record)
+    print(f"{len(record) - 1 - len(bad)} of {len(record) - 1} steps came to a good end; {chosen.out / 'record.json'}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""A machine never seen: what is measured stands on record step by step, and what fails there is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from emad_ref.errors import EmadError
+from emad_ref.meters import machine
+from pytest_emad import hardware
+
+
+@pytest.fixture
+def chosen(tmp_path: Path) -> Any:
+    return hardware.arguments().parse_args(["emad-nano", "--out", str(tmp_path), "--device", "cpu"])
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "copied_per_second", lambda device: 1e9)
+
+
+def given(*found: Any) -> Any:
+    """Steps that say these, or raise them."""
+
+    def step(number: int, value: Any) -> hardware.Step:
+        def measure(left: float) -> dict[str, Any]:
+            if isinstance(value, Exception):
+                raise value
+            return value
+
+        return hardware.Step("cost", f"model-{number}", "float32", measure)
+
+    return lambda chosen: (step(number, value) for number, value in enumerate(found))
+
+
+def test_each_step_is_on_record_before_the_next_begins(chosen, tmp_path, monkeypatch):
+    seen: list[list[str]] = []
+
+    def looking(left: float) -> dict[str, Any]:
+        seen.append([*json.loads((tmp_path / "record.json").read_text())])
+        return {}
+
+    said = {"a": lambda left: {"x": 1}, "b": looking}
+    steps = [hardware.Step("cost", name, "float32", measure) for name, measure in said.items()]
+    monkeypatch.setattr(hardware, "steps", lambda chosen: iter(steps))
+    hardware.taken(chosen)
+    assert seen == [["machine", "cost a float32"]]
+    assert json.loads((tmp_path / "record.json").read_text())["cost a float32"]["x"] == 1
+
+
+def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
+    monkeypatch.setattr(hardware, "steps", given(EmadError("no such kernel here"), {"exit status": 0}))
+    record = hardware.taken(chosen)
+    assert record["cost model-0 float32"]["reason"] == "no such kernel here"
+    assert record["cost model-1 float32"]["status"] == "done"
+    assert hardware.failed(record) == ["cost model-0 float32"]
+
+
+def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
+    monkeypatch.setattr(hardware, "steps", given({}, {}))
+    now = iter([0.0, 1.0, 2.0, 475.0, 476.0])  # of eight minutes; the second suite run would have five seconds
+    record = hardware.taken(chosen, clock=lambda: next(now))
+    assert record["cost model-0 float32"]["status"] == "done"
+    assert record["cost model-1 float32"]["status"] == "not begun"
+    assert hardware.failed(record) == ["cost model-1 float32"]
+
+
+def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
+    def endless(asked: list[str], timeout: float, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(asked, timeout)
+
+    monkeypatch.setattr(subprocess, "run", endless)
+    found = hardware.suite("cost", "emad-nano", "float32", chosen, 100.0)
+    assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
+    assert "cannot be read" in found["report"]
+
+
+@pytest.mark.parametrize(
+    ("found", "bad"),
+    [
+        ({"status": "done"}, False),
+        ({"status": "done", "exit status": 0}, False),
+        ({"status": "done", "exit status": 1}, True),
+        ({"status": "done", "largest difference": 0.1, "bound": 0.2}, False),
+        ({"status": "done", "largest difference": 0.3, "bound": 0.2}, True),
+        ({"status": "ended"}, True),
+    ],
+)
+def test_what_is_no_good_end(found: dict[str, Any], bad: bool):
+    assert hardware.failed({"machine": {}, "step": found}) == ["step"] * bad
+
+
+def test_a_suite_run_is_asked_for_in_words_that_pytest_does_not_take_for_paths(chosen, tmp_path):
+    asked = hardware.command("cost", "random:pythia-410m", "bfloat16", chosen, tmp_path)
+    assert [word for word in asked if word.startswith(str(tmp_path))] == []
+    assert f"--emad-report={tmp_path}" in asked
+    assert "--emad-only=EMAD-F2,EMAD-N1" in asked
+    assert "--emad-only=EMAD-F2,EMAD-N1" not in hardware.command("decoders", "m", "float32", chosen, tmp_path)
+
+
+def test_differences_are_measured_beside_their_bound():
+    found = hardware.tolerances("emad-nano", "float32", "cpu")
+    assert 0 < found["largest difference"] <= found["bound"]
+    assert found["layers"] == 4
+
+
+def test_a_token_reads_all_weights_but_the_embedding():
+    found = hardware.bandwidth("emad-nano", "float32", "cpu")
+    from emad_ref.models.loading import load
+
+    model = load("emad-nano").model
+    untied = model.get_input_embeddings().weight is not model.get_output_embeddings().weight
+    embedding = model.get_input_embeddings().weight.numel() if untied else 0
+    assert found["bytes a token"] == 4 * (sum(each.numel() for each in model.parameters()) - embedding)
+    assert found["share of bandwidth"] == pytest.approx(found["bytes/s"] / 1e9)
+
+
+def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        hardware.main(["emad-nano", "--out", str(tmp_path)])
+    assert "--device=cuda, but torch sees none here" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- the machine
+
+
+def test_copies_are_counted_read_and_written(monkeypatch):
+    monkeypatch.undo()
+    ticks = iter(range(10_000))
+    assert machine.copied_per_second("cpu", size=500, clock=lambda: next(ticks) / 10) == pytest.approx(2 * 500 / 0.1)
+
+
+def test_a_board_is_read_as_far_as_it_answers(monkeypatch):
+    class NVMLError(Exception):
+        pass
+
+    def refuses(handle: str, kind: int) -> int:
+        raise NVMLError("Not Supported")
+
+    board = SimpleNamespace(
+        NVMLError=NVMLError, NVML_CLOCK_SM=1, NVML_CLOCK_MEM=2, NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None, nvmlShutdown=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid, nvmlSystemGetDriverVersion=lambda: b"570.1",
+        nvmlDeviceGetEnforcedPowerLimit=lambda handle: 700_000,
+        nvmlDeviceGetClockInfo=lambda handle, kind: {1: 1980, 2: 3201}[kind],
+        nvmlDeviceGetMaxClockInfo=refuses, nvmlDeviceGetTemperature=lambda handle, kind: 41,
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "pynvml", board)
+    said = machine._nvml("GPU-1")
+    assert (said["driver"], said["power limit, W"], said["memory clock, MHz"]) == ("570.1", 700.0, 3201.0)
+    assert said["largest SM clock, MHz"] == "unread: Not Supported"
+
+
+def test_a_board_that_cannot_be_opened_says_why(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert machine._nvml("GPU-1")["driver"].startswith("unread: ModuleNotFoundError")
