@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.models.anatomy import BACKENDS
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -91,9 +92,11 @@ def check(config: pytest.Config) -> None:
 
 
 def named(config: pytest.Config) -> str | None:
-    """The provider that the command line names, by address or by name; None: the usual order."""
+    """The provider that the command line names, by address, by name or by how ours walks; None: the usual order."""
     asked_for = settings(config)
-    return DISTANT if asked_for.decoder is not None else asked_for.backend
+    if asked_for.decoder is not None:
+        return DISTANT
+    return OURS if asked_for.backend in BACKENDS else asked_for.backend
 
 
 def _chosen(config: pytest.Config) -> str | None:

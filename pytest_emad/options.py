@@ -19,6 +19,7 @@ from emad_ref.errors import BadArgument, nearest
 from emad_ref.evidence import values
 from emad_ref.evidence.pair.names import pair_asked
 from emad_ref.evidence.study import BUDGETS, FLOP_EVIDENCE, Budget, Study
+from emad_ref.models.anatomy import BACKENDS, FAST
 from emad_ref.models.bundled import PAIR
 from emad_ref.verdict.choosing import chosen
 from emad_ref.verdict.claims import Claim, load_register
@@ -137,7 +138,11 @@ OPTIONS: tuple[Option, ...] = (
     Option("device", values.device, "cpu", "torch device (default: cpu)"),
     Option("dtype", values.one_of(values.DTYPES), "float32", f"one of {', '.join(values.DTYPES)} (default: float32)"),
     Option(
-        "backend", values.name, None, "plugin that makes the decoder under test (default: the one installed, else ours)"
+        "backend",
+        values.name,
+        None,
+        "plugin that makes the decoder under test (default: the one installed, else ours); fast or walked: ours, by "
+        "fused steps where a block has one, as by default, or by the model's modules alone",
     ),
     Option(
         "decoder",
@@ -253,6 +258,7 @@ def register(config: pytest.Config) -> dict[str, Claim]:
 def _build(config: pytest.Config) -> Settings:
     given = {option.field: _value(config, option) for option in OPTIONS}
     given["budget"] = BUDGETS[given["budget"]]
+    given["walk"] = given["backend"] if given["backend"] in BACKENDS else FAST
     given["models"] = models = given.pop("model")
     named = (given.pop("pair"), given.pop("small_model"), given.pop("large_model"))
     given["pair"], given["pair_named"] = pair_asked(*named, models, "--emad-"), any(named)

@@ -131,5 +131,6 @@ class Evidence:
 
     def beside(self, name: str) -> Evidence:
         """Evidence of another model under the same study."""
-        loaded = load(name, device=self.study.device, dtype=self.subject.stepper.dtype, seed=self.study.seed)
+        study = self.study
+        loaded = load(name, device=study.device, dtype=self.subject.stepper.dtype, seed=study.seed, backend=study.walk)
         return Evidence(loaded, self.study, self.host)

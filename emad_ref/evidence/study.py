@@ -59,6 +59,7 @@ class Study:
     """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
 
     ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
+    ``walk``     ``models.anatomy.BACKENDS``: by fused steps, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
@@ -68,6 +69,7 @@ class Study:
     corpus: str | None = None
     device: str = "cpu"
     dtype: str = "float32"
+    walk: str = "fast"
     budget: Budget = BUDGETS["smoke"]
     seed: int = 0
     data: Path | None = None

@@ -430,7 +430,8 @@ def open_model(name: str, study: Study) -> Iterator[Loaded]:
     A small one runs on one thread, unless OMP_NUM_THREADS says otherwise: its kernels take microseconds, and waking a
     second thread for each made a run three times as long.
     """
-    loaded = load(name, device=study.device, dtype=getattr(torch, study.dtype), seed=study.seed)
+    dtype = getattr(torch, study.dtype)
+    loaded = load(name, device=study.device, dtype=dtype, seed=study.seed, backend=study.walk)
     threads = torch.get_num_threads()
     if loaded.geometry.parameters() < SINGLE_THREADED and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)

@@ -25,21 +25,23 @@ class Whence:
     revision: str | None
     seed: int
     fingerprint: str
+    backend: str
 
     @staticmethod
     def of(loaded: Loaded) -> Whence:
         said = loaded.provenance
-        made = {key: said[key] for key in ("device", "dtype", "revision")}
+        made = {key: said[key] for key in ("device", "dtype", "revision", "backend")}
         return Whence(loaded.name, seed=said["seed"] or 0, fingerprint=loaded.fingerprint, **made)
 
     def load(self) -> Loaded:
-        """The same model from the same place, in the same precision and on the same kind of device.
+        """The same model from the same place, in the same precision and backend, on the same kind of device.
 
         Raises:
             OtherWeights: its fingerprint is another by now.
         """
         dtype = getattr(torch, self.dtype)
-        again = load(self.name, device=self.device, dtype=dtype, revision=self.revision, seed=self.seed)
+        where = {"revision": self.revision, "seed": self.seed, "backend": self.backend}
+        again = load(self.name, device=self.device, dtype=dtype, **where)
         if again.fingerprint != self.fingerprint:
             raise OtherWeights(
                 f"name={self.name!r}, but loaded a second time it has the fingerprint {again.fingerprint[:16]}… and "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.models.anatomy import ATTENTION_KERNELS
+from emad_ref.models.anatomy import ATTENTION_KERNELS, BACKENDS
 from emad_ref.models.cache import Cache
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
@@ -61,6 +61,12 @@ def require_usable(model: Any, kernel: str) -> None:
         raise BadArgument("attn_implementation", kernel, " or ".join(ATTENTION_KERNELS))
 
 
+def require_backend(name: str) -> None:
+    """Refuse a backend that is not in ``anatomy.BACKENDS``."""
+    if name not in BACKENDS:
+        raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
+
+
 def require_size(model: Any, geometry: Geometry) -> None:
     """Raise SizeMismatch unless the model holds the parameters that its row counts; see ``parameters_held``."""
     held = parameters_held(model)
@@ -87,7 +93,7 @@ def parameters_held(model: Any) -> int | None:
 def require_agreement(
     stepper: Stepper, family: str, ids: Tensor, theirs: Tensor, whole: Cache | None, stepped: Cache
 ) -> None:
-    """Raise ModelMismatch unless one pass, and a prompt, a chunk and one token on its cache, give the model's own logits.
+    """Raise ModelMismatch unless one pass, and a prompt, a chunk and a token on its cache, give the model's own logits.
 
     ``ids`` int64 [rows, n]; ``theirs`` [rows, n, V] the model's own; ``whole``, ``stepped``: the caches to walk with,
     empty; None is no cache.

@@ -23,13 +23,14 @@ from emad_ref.models.agreement import (
     CHECKED_TOKENS,
     part_named,
     require_agreement,
+    require_backend,
     require_size,
     require_usable,
 )
-from emad_ref.models.anatomy import FULL, SLIDING, anatomy_of, layer_kinds
+from emad_ref.models.anatomy import FAST, FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
-from emad_ref.models.fused import FAST, fused, require_backend
+from emad_ref.models.fused import fused
 from emad_ref.models.fused.parts import Given, Turns, signed
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
@@ -70,10 +71,9 @@ class _Prepared:
         """What a fused step is given."""
         if station not in self._given:
             assert self._writer is not None, "fused steps write to a cache"
-            turns = (
-                None if self._stepper.rotary is None else self._turns(self._stepper.turns(station, self._frame.keys))
-            )
-            self._given[station] = Given(self._writer, self._mask(station), turns, self._frame.queries > 1)
+            walker, frame = self._stepper, self._frame
+            turns = None if walker.rotary is None else self._turns(walker.turns(station, frame.keys))
+            self._given[station] = Given(self._writer, self._mask(station), turns, frame.queries > 1)
         return self._given[station]
 
     def _arguments_of(self, station: Station) -> dict[str, Any]:
@@ -125,15 +125,12 @@ class CausalStepper:
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
-    ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
-    alone.
-    ``backend``: ``fast``: fused steps (``models.fused``) of the blocks that have them, with a cache; ``walked``: modules
-    alone.
+    ``backend``: ``fast``: fused steps (``models.fused``) of blocks that have one, with a cache; ``walked``: modules alone.
     ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
 
     Raises:
-        BadArgument: a backend that is neither, a family without a row, training mode, offloaded weights, a block on several devices, another
-            attention implementation.
+        BadArgument: a backend that is neither, a family without a row, training mode, offloaded weights, a block on
+            several devices, another attention implementation.
         SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
         ModelMismatch: the walk does not reproduce the model.
     """

@@ -45,7 +45,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models import bundled
-from emad_ref.models.anatomy import anatomy_of
+from emad_ref.models.agreement import require_backend
+from emad_ref.models.anatomy import FAST, WALKED, anatomy_of
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
@@ -114,7 +115,9 @@ class Loaded:
     @cached_property
     def stepper(self) -> Stepper:
         """The model's one stepper, checked against the model when first asked for."""
-        return Seq2SeqStepper(self.model) if _reads_a_source(self.model.config) else CausalStepper(self.model)
+        if _reads_a_source(self.model.config):
+            return Seq2SeqStepper(self.model)
+        return CausalStepper(self.model, backend=self.provenance["backend"])
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -158,20 +161,23 @@ def load(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     seed: int = 0,
+    backend: str = FAST,
 ) -> Loaded:
     """Load a model by name (see the module's docstring).
 
     ``dtype`` None means float32, the reference precision, whatever the checkpoint was saved in. ``revision`` is a hub
     branch, tag or commit, which may also stand behind the name: ``NAME@REVISION``; ``seed`` draws random weights.
-    ``device`` as torch names it, or ``auto``.
+    ``device`` as torch names it, or ``auto``. ``backend``: how a decoder-only model is walked (``anatomy.BACKENDS``);
+    an encoder-decoder is by its modules.
 
     Raises:
-        BadArgument: an unknown name, a family that cannot be walked, a revision for something not on the hub, two
-            different ones or an empty one, a device that this machine does not have, ``auto`` without accelerate or
+        BadArgument: an unknown name or backend, a family that cannot be walked, a revision for something not on the
+            hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without accelerate or
             without room for the model, a checkpoint that does not fill the model (``models.filling``), weights that
             hold NaN or infinity, files that transformers cannot read.
         ModelUnavailable: weights that cannot be had.
     """
+    require_backend(backend)
     source, revision = _source_and_revision(name, revision)
     precision = dtype or torch.float32
     _require_device(device)
@@ -200,6 +206,7 @@ def load(
             "dtype": str(precision).removeprefix("torch."),
             "device": str(device),
             "placement": placement,
+            "backend": WALKED if _reads_a_source(model.config) else backend,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },

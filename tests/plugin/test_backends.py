@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from pytest_emad.backends import OURS, named
+from pytest_emad.options import settings
 from tests.plugin.conftest import Run
 
 ASK = """
@@ -73,6 +75,14 @@ def test_ours_answers_last_and_can_be_named(
     run("-p", "one").assert_outcomes(passed=1)
     project.makepyfile(**provider("one", "return 1"))
     run("-p", "one", "--emad-backend", "emad-walked").assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(("given", "walk"), [("fast", "fast"), ("walked", "walked"), ("one", "fast"), (None, "fast")])
+def test_how_ours_walks_is_chosen_by_the_same_option(project: pytest.Pytester, given: str | None, walk: str) -> None:
+    arguments = () if given is None else ("--emad-backend", given)
+    config = project.parseconfig("-p", "no:cacheprovider", *arguments)
+    assert settings(config).study.walk == walk
+    assert named(config) == (OURS if given in ("fast", "walked") else given)
 
 
 def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:

@@ -15,12 +15,8 @@ from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, atte
 def opt(block: Any) -> Step:
     """The step of an ``OPTDecoderLayer``."""
     attention, before = block.self_attn, block.do_layer_norm_before
-    head, scale, index, act = (
-        attention.head_dim,
-        attention.scaling,
-        attention.layer_idx,
-        activation(block.activation_fn),
-    )
+    head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
+    act = activation(block.activation_fn)
     first, second = _layer_norm(block.self_attn_layer_norm), _layer_norm(block.final_layer_norm)
     query_of, key_of, value_of = (parameters(getattr(attention, f"{name}_proj")) for name in "qkv")
     out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)

@@ -2,8 +2,8 @@
 
 A turn by position computes x·cos + swap(x)·(∓sin): ``rotate_half``'s sign lies in the table, once per forward.
 Where several query heads share a key (GQA), they stand as further queries of that key's head: nothing is repeated, and
-one query takes half the time of SDPA's own way. Sums are in another order there; elsewhere the steps are the modules' to
-the bit.
+one query takes half the time of SDPA's own way. Sums are in another order there; elsewhere the steps are the modules'
+to the bit.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from emad_ref.calibration.trace import lens_logits
 from emad_ref.errors import BadArgument
 from emad_ref.models import bundled, loading
+from emad_ref.models.again import Whence
 from emad_ref.models.bundled import bundled_names
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_named
@@ -62,6 +63,16 @@ class TestFolder:
         assert (facts["fingerprint"], facts["layers"], facts["trained"]) == (loaded.fingerprint, 6, True)
         assert facts["parameters"] == sum(p.numel() for p in loaded.model.parameters())
         CausalStepper(loaded.model)
+
+    def test_a_backend_is_kept_and_said(self, folder: Path) -> None:
+        for backend, steps in (("fast", True), ("walked", False)):
+            loaded = load(str(folder), backend=backend)
+            assert loaded.facts["backend"] == loaded.provenance["backend"] == backend
+            assert all((step is not None) == steps for step in loaded.stepper._steps)
+        again = Whence.of(loaded).load()
+        assert again.provenance["backend"] == "walked"
+        with pytest.raises(BadArgument, match="backend='other', but expected one of fast, walked"):
+            load(str(folder), backend="other")
 
     def test_float32_unless_asked(self, folder: Path) -> None:
         assert load(str(folder)).model.dtype == torch.float32
