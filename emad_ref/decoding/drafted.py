@@ -12,8 +12,10 @@ last token again until the others have, and the surplus is rolled back. What is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -51,8 +53,7 @@ class DraftingDecoder(WalkedDecoder):
     def _decode(
         self, session: WalkedSession, arrival: Arrival, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]
     ) -> Record:
-        log, rows = _Log(self.drafting.layer, self.point.ceiling), _rows_of(prompts, max_new, stop)
-        log.opened(prompts)
+        log, rows = _Log(prompts, self.drafting.layer, self.point.ceiling), _rows_of(prompts, max_new, stop)
         first = arrival.logits[:, -1].argmax(dim=-1)
         for row, token in zip(rows, first.tolist(), strict=True):
             row.take([token])
@@ -74,15 +75,14 @@ class DraftingDecoder(WalkedDecoder):
         states, fed, drafts, gates = self._run_of_drafts(rows, session, starts, widths)
         chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
         verified = self._verified(session, chunk, starts)
-        kept = []
-        for row, tokens, width, own in zip(rows, fed, drafts, verified, strict=True):
+        for i, (row, tokens, width, own) in enumerate(zip(rows, fed, drafts, verified, strict=True)):
             right = 0
             while right < width and tokens[right + 1] == own[right]:
                 right += 1
             row.take([*tokens[1 : right + 1], own[right]])
-            kept.append(row.held - starts[len(kept)])
-        log.round([row.number for row in rows], starts, fed, kept, gates)
-        session.store.cache.truncate(np.array([row.held for row in rows]))
+            log.stretches.append(_Stretch(row.number, starts[i], tokens, row.held - starts[i], [g[i] for g in gates]))
+        if any(row.held < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
+            session.store.cache.truncate(np.array([row.held for row in rows]))
 
     def _run_of_drafts(
         self, rows: Sequence[_Row], session: WalkedSession, starts: Sequence[int], widths: Sequence[int]
@@ -100,6 +100,8 @@ class DraftingDecoder(WalkedDecoder):
             states.append(hidden)
             if self.drafting.gated and any(going):
                 gates.append(self._reader.expected(hidden[:, -1], store.work).tolist())
+                if not all(map(math.isfinite, gates[-1])):
+                    require_finite(torch.tensor(gates[-1]), f"after layer {layer}")
                 going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]
             if not any(going):
                 break
@@ -118,7 +120,8 @@ class DraftingDecoder(WalkedDecoder):
         hidden = self.stepper.run(chunk, layer, ceiling, frame, store.cache)
         count_blocks(store.work, layer, ceiling, len(chunk), chunk.shape[1], frame.keys)
         best = full_head(self._heads, hidden, ceiling, store.work).max(dim=-1)
-        require_finite(best.values, "at the ceiling")
+        if not math.isfinite(float(best.values.sum())):
+            require_finite(best.values, "at the ceiling")
         tokens: list[list[int]] = best.indices.tolist()
         return tokens
 
@@ -167,49 +170,59 @@ def _going(rows: Sequence[_Row], session: WalkedSession) -> list[_Row]:
     return [row for row in rows if row.going]
 
 
+class _Stretch(NamedTuple):
+    """One row's part of a round: ``tokens`` fed from position ``start`` on, the first ``kept`` of which stand, and what
+    the ``gates`` said of the first of them."""
+
+    sequence: int
+    start: int
+    tokens: list[int]
+    kept: int
+    gates: list[float]
+
+
 class _Log:
-    """Rounds as they come, made into columns of ``Tokens`` at the end."""
+    """The columns of a record: of prompts, and of ``stretches`` in order. Made at the end: the loop only collects."""
 
-    def __init__(self, layer: int, ceiling: int):
-        self._layer, self._ceiling = layer, ceiling
-        self._parts: list[tuple[Ints, ...]] = []  # sequence, position, token, depth, phase, kept of a stretch each
-        self._signal: list[Floats] = []
-
-    def opened(self, prompts: Sequence[Prompt]) -> None:
-        for number, prompt in enumerate(prompts):
-            n = len(prompt.tokens)
-            phase = np.where(np.arange(n) < n - 1, PROMPT, DECODE)
-            self._add(number, 0, np.asarray(prompt.tokens), np.full(n, self._ceiling), phase, np.ones(n, dtype=np.int64))
-            self._signal.append(np.full(n, np.nan))
-
-    def round(
-        self,
-        numbers: Sequence[int],
-        starts: Sequence[int],
-        fed: Sequence[Sequence[int]],
-        kept: Sequence[int],
-        gates: Sequence[Sequence[float]],
-    ) -> None:
-        """One round of rows ``numbers``: ``fed`` [rows][n] from positions ``starts``, of which ``kept`` [rows] stand."""
-        n = len(fed[0])
-        for i, (number, start) in enumerate(zip(numbers, starts, strict=True)):
-            tokens, stands = np.array(fed[i]), np.arange(n) < kept[i]
-            self._add(number, start, tokens, np.full(n, self._layer), np.full(n, DRAFT), np.zeros(n, dtype=np.int64))
-            self._add(number, start, tokens, np.full(n, self._ceiling), np.full(n, VERIFY), stands.astype(np.int64))
-            read = np.full(2 * n, np.nan)
-            read[: len(gates)] = [gate[i] for gate in gates]
-            self._signal.append(read)
+    def __init__(self, prompts: Sequence[Prompt], layer: int, ceiling: int):
+        self._prompts, self._layer, self._ceiling = prompts, layer, ceiling
+        self.stretches: list[_Stretch] = []
 
     def tokens(self) -> Tokens:
-        sequence, position, token, depth, phase, kept = (np.concatenate(column) for column in zip(*self._parts, strict=True))
+        parts = [
+            *(self._prompt(number, prompt) for number, prompt in enumerate(self._prompts)),
+            *(part for stretch in self.stretches for part in self._twice(stretch)),
+        ]
+        sequence, position, token, depth, phase, kept = (np.concatenate(column) for column in zip(*parts, strict=True))
         cap, model = np.full(len(token), self._ceiling), np.zeros(len(token), dtype=np.int64)
         return Tokens(sequence, position, token, depth, cap, phase, model, kept.astype(bool))
 
     def signal(self, gated: bool) -> Floats:
         """[tokens, 1] what the gate said where it was asked, NaN elsewhere; no column without a gate."""
-        read = np.concatenate(self._signal)[:, None]
-        return read if gated else read[:, :0]
+        parts = [np.full(len(prompt.tokens), np.nan) for prompt in self._prompts]
+        for stretch in self.stretches:
+            read = np.full(2 * len(stretch.tokens), np.nan)
+            read[: len(stretch.gates)] = stretch.gates
+            parts.append(read)
+        column = np.concatenate(parts)[:, None]
+        return column if gated else column[:, :0]
 
-    def _add(self, number: int, start: int, tokens: Ints, depth: Ints, phase: Ints, kept: Ints) -> None:
-        n = len(tokens)
-        self._parts.append((np.full(n, number), start + np.arange(n), tokens, depth, phase, kept))
+    def _prompt(self, number: int, prompt: Prompt) -> tuple[Ints, ...]:
+        n = len(prompt.tokens)
+        phase = np.where(np.arange(n) < n - 1, PROMPT, DECODE)
+        return _columns(number, 0, np.asarray(prompt.tokens), self._ceiling, phase, np.ones(n, dtype=np.int64))
+
+    def _twice(self, stretch: _Stretch) -> tuple[tuple[Ints, ...], tuple[Ints, ...]]:
+        tokens, n = np.array(stretch.tokens), len(stretch.tokens)
+        none, stands = np.zeros(n, dtype=np.int64), (np.arange(n) < stretch.kept).astype(np.int64)
+        at = stretch.sequence, stretch.start, tokens
+        return (
+            _columns(*at, self._layer, np.full(n, DRAFT), none),
+            _columns(*at, self._ceiling, np.full(n, VERIFY), stands),
+        )
+
+
+def _columns(number: int, start: int, tokens: Ints, depth: int, phase: Ints, kept: Ints) -> tuple[Ints, ...]:
+    """sequence, position, token, depth, phase and kept of tokens in a row."""
+    n = len(tokens)
+    return np.full(n, number), start + np.arange(n), tokens, np.full(n, depth), phase, kept

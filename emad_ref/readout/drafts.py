@@ -17,8 +17,7 @@ from torch.nn import functional as F
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
-from emad_ref.readout.estimate import reader_of
-from emad_ref.readout.signals import require_finite
+from emad_ref.readout.linear import linear_probe
 from emad_ref.readout.tuned import Translator, lens_named
 from emad_ref.record import READOUTS, Ints, Work
 from emad_ref.signals import raised
@@ -36,18 +35,17 @@ class DraftReader:
         BadArgument: a lens that is not attached or does not translate ``layer``, a gate of another width.
     """
 
-    def __init__(
-        self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None
-    ):
+    def __init__(self, stepper: Stepper, layer: int, lens: str | None, gate: Estimator | None, vocabulary: Ints | None):
         self._stepper, self._at = stepper, layer - 1
         tuned = lens_named(stepper, lens)
         if tuned is not None and layer not in tuned.translators:
             has = ", ".join(map(str, tuned.translators))
             raise BadArgument("drafting.layer", layer, f"a layer that the lens translates ({has})", "fit it there too")
         self._translator = None if tuned is None else tuned.translators[layer]
-        self._gate = None if gate is None else reader_of(stepper, gate, (layer,))
+        self._gate = None if gate is None else linear_probe(gate.weights, 1, stepper.unembedding)
         geometry = stepper.geometry
         projected = geometry.hidden * geometry.embedding_width if geometry.hidden != geometry.embedding_width else 0
+        self._gate_macs = geometry.embedding_width + projected
         # gathered outside inference mode, as all that outlives one forward
         with torch.inference_mode(False), torch.no_grad():
             self._moved = None if self._translator is None else _as_one(self._translator)
@@ -56,13 +54,11 @@ class DraftReader:
         self._head_macs = 0 if self._ids is None else self._rows.numel() + projected
 
     def expected(self, hidden: Tensor, work: Work) -> Tensor:
-        """The gate's √KL in √nats [rows] of states [rows, D]. Raises NotFinite."""
+        """The gate's √KL in √nats [rows] of states [rows, D]; as ``readout.linear`` has it, whatever it is."""
         assert self._gate is not None, "a drafting without a gate asks none"
         work.readout_rows[LINEAR, self._at] += len(hidden)
-        work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate.macs_per_row
-        expected = self._gate.read(hidden, 0).entropy_nats
-        require_finite(expected, f"after layer {self._at + 1}")
-        return expected
+        work.readout_macs[LINEAR, self._at] += len(hidden) * self._gate_macs
+        return self._gate(self._stepper.normed(hidden), 0)
 
     def tokens(self, hidden: Tensor, work: Work) -> Tensor:
         """int64 [rows]: the likeliest token of the vocabulary by each state [rows, D]."""

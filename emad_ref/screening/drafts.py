@@ -83,7 +83,9 @@ def own_texts(
         batch = asked[first : first + rows]
         emitted = decoder.generate([Prompt(each.tokens[:prompt], each.source) for each in batch], new).emitted
         for window, tokens in zip(batch, emitted, strict=True):
-            texts.append(replace(window, tokens=np.concatenate([window.tokens[:prompt], tokens]), adaptive_from=prompt - 1))
+            texts.append(
+                replace(window, tokens=np.concatenate([window.tokens[:prompt], tokens]), adaptive_from=prompt - 1)
+            )
     return texts
 
 
