@@ -3,8 +3,8 @@
 Everything executed is charged, once: blocks, attention over the keys executed (padding and masked keys included),
 the encoder and the sources' K and V, every readout (a probe that doubles as the output distribution is one readout) and
 the translator of a tuned lens in front of it, K/V-only passes and the state translators in front of them, input
-projections. Of a mixture of experts, the router and the experts that a token ran. Only matrix products and attention count, one multiply-add as two; a law holds the
-ledger against PyTorch's counter.
+projections. Of a mixture of experts, the router and the experts that a token ran. Only matrix products and attention
+count, one multiply-add as two; a law holds the ledger against PyTorch's counter.
 """
 
 from __future__ import annotations

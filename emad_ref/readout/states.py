@@ -47,7 +47,7 @@ class StateTranslators:
 
     def __post_init__(self) -> None:
         known = list(self.pairs)
-        if not known or known != pairs_above(self.exits, self.layers):
+        if not known or known[0][0] < 1 or known != pairs_above(self.exits, self.layers):
             expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
             raise BadArgument("translators.pairs", known, expected)
         kinds = kinds_of(self.pairs.values())

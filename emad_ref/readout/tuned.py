@@ -34,7 +34,7 @@ FULL = READOUTS.index("full")
 
 @dataclass(frozen=True, eq=False)
 class Translator:
-    """T(h) = h + A·h + b. ``factors``: (A [D, D],), (U [D, r], V [D, r]) of A = U·Vᵀ, or none: A = 0; ``bias`` b [D]."""
+    """T(h) = h + A·h + b. ``factors``: (A [D, D],), (U [D, r], V [D, r]) of A = U·Vᵀ, or () of A = 0; ``bias`` [D]."""
 
     factors: tuple[Tensor, ...]
     bias: Tensor

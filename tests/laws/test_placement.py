@@ -30,6 +30,7 @@ from emad_ref.protocol import Prompt
 from emad_ref.schedule.table import SCHEDULES
 from tests.devices import FIRST, SECOND, MixedDevices, two_devices
 from tests.small import FAMILIES, LAYERS, VOCABULARY, small_model
+from tests.translators import attached_translators
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 accelerate = pytest.importorskip("accelerate", reason="it spreads the models: pip install accelerate")
@@ -156,19 +157,23 @@ def some_point(walked: Stepper, schedule: str) -> OperatingPoint:
         return OperatingPoint("fall", "positional", LAYERS, LAYERS, schedule=schedule, period=4, floor=2)
     entropy, probes = take_trace(walked, [TokenSequence(p.tokens) for p in prompts()]).entropy_nats, (1, 3, 5)
     thresholds = tuple(float(np.quantile(entropy[:, probe - 1], 0.3)) for probe in probes)
-    period = {"period": 3} if schedule == "chunked" else {}
-    return OperatingPoint("some", "quantile", LAYERS, LAYERS, probes, (thresholds,), schedule, **period)
+    more: dict[str, Any] = {"period": 3} if schedule == "chunked" else {}
+    if schedule == "translated":
+        more = {"translators": attached_translators(walked, (1, 3))}
+    return OperatingPoint("some", "quantile", LAYERS, LAYERS, probes, (thresholds,), schedule, **more)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_decodes_as_on_one_device(schedule: str, machine: Machine) -> None:
     """Early exits, K/V-only passes and deferred states cross devices like everything else."""
-    family = "opt_350m" if schedule == "copying" else "gpt_neox"
+    family = "opt_350m" if schedule in ("copying", "translated") else "gpt_neox"
     alone = CausalStepper(small_model(family))
     point = some_point(alone, schedule)
     expected = WalkedDecoder(alone, point, max_rows=3).generate(prompts(), 8)
     with machine.open():
         walked = CausalStepper(spread(small_model(family), machine))
+        if point.translators is not None:
+            assert attached_translators(walked, (1, 3)) == point.translators
         found = WalkedDecoder(walked, point, max_rows=3).generate(prompts(), 8)
     assert len(set(expected.tokens.depth.tolist())) > 1, "every token ran to the same depth: nothing was tested"
     assert (found.tokens.depth == expected.tokens.depth).all()

@@ -18,6 +18,7 @@ from emad_ref.readout.signals import NotFinite
 from emad_ref.record import DECODE, PROMPT, Work
 from emad_ref.schedule.table import SCHEDULES
 from tests.small import LAYERS, VOCABULARY, small_model
+from tests.translators import attached_translators
 
 POSITIONS = 128
 HISTORY = np.array([5, 9, 2, 44])
@@ -240,11 +241,13 @@ def test_more_logits_than_tokens_are_refused(stepper, point, last):
 @pytest.mark.parametrize("schedule", [one for one in SCHEDULES if one != "free_deferred"])
 def test_only_deferred_states_can_be_taken_up_again(stepper, schedule):
     more = {"chunked": {"period": 3}, "positional": {"period": 4, "floor": 2}}.get(schedule, {})
+    if schedule == "translated":
+        more = {"translators": attached_translators(stepper, (2,))}
     chosen = replace(full_depth(LAYERS), schedule=schedule, **more)
     decoder = WalkedDecoder(stepper, chosen)
     assert not decoder.capabilities.deepens
     session, _ = decoder.start([Prompt(HISTORY)])
-    if schedule in ("monotone", "free_eager", "copying"):
+    if schedule in ("monotone", "free_eager", "copying", "translated"):
         session.feed(np.array([[7]]), np.array([[2]]))
     before = state(session)
     with pytest.raises(

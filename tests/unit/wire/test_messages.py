@@ -198,6 +198,15 @@ def test_a_record_says_why_each_row_stopped(stop):
         record_of(Frame(frame.header | {"stop": stop}, frame.arrays), ROWS, SIZES)
 
 
+def test_a_decoder_without_translators_need_not_count_them():
+    frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), work())
+    without = {name: array for name, array in frame.arrays.items() if name != "work.fill_macs"}
+    read = state_of(Frame(frame.header, without), 1, SIZES).work
+    assert work().fill_macs.any()
+    assert read == replace(work(), fill_macs=np.zeros(LAYERS, dtype=np.int64))
+    assert state_of(frame, 1, SIZES).work == work()
+
+
 def test_work_is_counted_in_whole_numbers():
     frame = state_frame(np.ones(1, np.int64), np.ones(1, np.int64), Work.none(LAYERS))
     with pytest.raises(BadArgument, match=r"work\.encoder_tokens=-1"):

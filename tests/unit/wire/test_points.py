@@ -70,6 +70,7 @@ OTHERS = [
     OperatingPoint("falls", "positional", 12, 12, schedule="positional", period=8, floor=4),
     replace(POINT, signal="softmax_response", decay=(4.0, 64.0)),
     replace(POINT, name="tuned", lens="0123abcd"),
+    replace(POINT, name="translated", schedule="translated", translators="4567cdef"),
     OperatingPoint(
         "jsd", "jsd_contrast", 6, 6, (3, 4, 5), ((math.inf, 0.9, 0.9),), signal="jsd_contrast",
         confidence=Confidence(3, alpha_decay=0.5, emit="expert", kept=(9, 4)),
@@ -122,6 +123,8 @@ def test_unknown_keys_are_ignored_and_absent_ones_take_their_default():
         ({"estimator": {"kind": "guess"}}, "estimator.kind='guess'"),
         ({"bins": {"frequency": "xyz"}}, "point.bins.frequency='xyz', but expected hexadecimal digits"),
         ({"lens": 7}, "point.lens=7, but expected a text"),
+        ({"translators": 7}, "point.translators=7, but expected a text"),
+        ({"translators": "ab"}, "translators='ab', but expected the digest of state translators for translated"),
         ({"decay": [1.0]}, "point.decay=[1.0], but expected two numbers"),
         ({"confidence": {}}, "point.confidence.minimum=None, but expected a value"),
     ],
