@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from emad_ref.audit.golden import Taken, margins, rooms, same_as
+from emad_ref.audit.golden import depths as golden_depths
+from emad_ref.audit.witness import Seen, witness
 from emad_ref.calibration.trace import TokenSequence, lens_states, take_trace
 from emad_ref.calibration.translating import fit_translators
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters.flops import flops
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.executed import Executed
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
@@ -178,6 +182,26 @@ def test_the_ledger_is_what_torch_counts() -> None:
         spent = flops(session.work - before, stepper.geometry)
         assert spent.total - spent.attention == counter.get_total_flops()
         assert spent.fills > 5 * stepper.geometry.kv_fill_flops()
+
+
+def test_what_is_counted_is_witnessed_and_a_golden_knows_it_again() -> None:
+    """The audits that no lens leads: of matrices met, and of what an earlier run decoded."""
+    model = small_model("llama", seed=3)
+    stepper = CausalStepper(model)
+    point = translated(attached_translators(stepper, PROBES, 3))
+    asked = [Prompt(text()[row : row + 6]) for row in range(3)]
+    taken = {}
+    for name, each in (("translated", point), ("again", point), ("copied", copying())):
+        decoder = WalkedDecoder(stepper, each, max_rows=3)
+        with Executed(model) as executed:
+            record = decoder.generate(asked, 20, frozenset())
+        assert record.work is not None
+        assert witness([Seen(asked, executed.rows(), record.work[0])]).passed is True
+        assert record.work[0].fills[COPIED].any()
+        shown = margins(decoder, asked, record.emitted)
+        taken[name] = Taken(np.stack(record.emitted), golden_depths(record), shown, rooms(record, each))
+    assert same_as(taken["translated"], taken["again"], ROUNDING).passed is True
+    assert same_as(taken["translated"], taken["copied"], ROUNDING).passed is False
 
 
 # ---------------------------------------------------------------- sessions, batches, encoder-decoders
