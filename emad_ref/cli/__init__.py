@@ -1,6 +1,7 @@
-"""``emad``: train, calibrate, merge, lens, judge, sweep, generate, serve, report, verify, compare, world.
+"""``emad``: train, calibrate, merge, lens, judge, sweep, generate, serve, report, verify, compare, drift, world.
 
-One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` 2.
+One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` and
+``drift`` 2.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import shtab
 
 from emad_ref.cli.calibrating import calibrate, calibrate_arguments, merge, merge_arguments
 from emad_ref.cli.comparing import compare, compare_arguments
+from emad_ref.cli.drifting import drift, drift_arguments
 from emad_ref.cli.generating import generate, generate_arguments, world, world_arguments
 from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.lensing import lens, lens_arguments
@@ -41,6 +43,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (report, report_arguments),
     (verify, verify_arguments),
     (compare, compare_arguments),
+    (drift, drift_arguments),
     (world, world_arguments),
 )
 
@@ -59,7 +62,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
 }
 
 # What a shell offers where an argument of this name is due.
-COMPLETED = dict.fromkeys(("FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
+COMPLETED = dict.fromkeys(("EXIT", "FILE", "OUT", "PROFILE", "REPORT"), shtab.FILE) | {"DIR": shtab.DIRECTORY}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -23,6 +23,7 @@ from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.tuned import attach_lens
 from emad_ref.screening.guarantee import Guarantee
+from emad_ref.screening.signs import Signs
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +33,7 @@ class Exit:
     ``guarantee``: what is promised of ``lossy``; None where nothing is. ``drafting``: how the model drafts for itself,
     its own output unchanged; None where that does not pay.
     ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
+    ``signs``: of the documents that ``guarantee`` was certified on, at ``lossy``: what ``emad drift`` compares with.
 
     Raises:
         BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
@@ -44,6 +46,7 @@ class Exit:
     guarantee: Guarantee | None = None
     drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
+    signs: Signs | None = None
 
     def __post_init__(self) -> None:
         if (self.lossy is None) != bool(self.why_none):

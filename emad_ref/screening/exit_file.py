@@ -25,6 +25,7 @@ from emad_ref.files import read_bytes, writing
 from emad_ref.point import Estimator
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.guarantee import Guarantee
+from emad_ref.screening.signs import Signs
 from emad_ref.wire import points
 
 SCHEMA = 1
@@ -46,6 +47,7 @@ def save_exit(path: Path, found: Exit) -> None:
         "guarantee": None if found.guarantee is None else found.guarantee.to_json(),
         "drafting": None if found.drafting is None else _drafted(found.drafting, tensors),
         "screened": dict(found.screened),
+        "signs": None if found.signs is None else found.signs.to_json(),
     }
     with writing(path, "exit") as file:
         file.write(packed(tensors, about))
@@ -84,6 +86,7 @@ def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         None if promise is None else Guarantee.from_json(promise),
         None if drafting is None else _drafting(drafting, mine),
         about["screened"],
+        None if about["signs"] is None else Signs.from_json(about["signs"]),
     )
 
 
