@@ -2,7 +2,8 @@
 
 A part is timed where it stands in a real pass: blocks as passes through all of them, so that each finds its weights
 where a decoding step would (in memory, for a model that no cache holds); heads, lens, gate and fills right after. What
-is left of a step is the decoder's own loop, over a stepper whose passes take no time (``hollow``).
+is left of a step is the decoder's own loop, over a stepper whose passes take no time (``hollow``); of a small model,
+whose loop is as long as its passes and slower beside them, the loop with passes less those.
 
 A *lap* times every part once, in random order. A machine that others use is now faster, now slower, for all parts
 alike: each lap is divided by how long it took in all, relative to the median lap, and a part is its median over laps.
@@ -112,7 +113,9 @@ def _costs(course: Course, laps: Sequence[dict[Part, float]], spent: Floats, rng
     low, high = stats.bootstrap(
         (seconds,), np.median, axis=0, n_resamples=RESAMPLES, method="percentile", rng=rng
     ).confidence_interval
-    probes = len(course.probes)
+    probes, full = len(course.probes), medians["head 1"]
+    passes = course.stepper.layers * medians["block 1"] + full if course.brief else 0.0
+    read = full if course.brief else 0.0
     near, far = course.keys
 
     def of(part: str, sizes: Sequence[int]) -> dict[int, float]:
@@ -123,10 +126,10 @@ def _costs(course: Course, laps: Sequence[dict[Part, float]], spent: Floats, rng
         vocabulary=course.stepper.vocabulary,
         threads=torch.get_num_threads(),
         keys=near,
-        step=medians["loop"],
+        # differences may come out below what no part can cost less than
+        step=max(medians["token 1"], medians["loop"] - passes),
         token=medians["token 1"],
-        # the difference of two small times may come out below nothing, which no part costs
-        probe=max(0.0, (medians["probing"] - medians["loop"]) / probes),
+        probe=max(0.0, (medians["probing"] - medians["loop"]) / probes - read),
         gate=max(medians["gate"], (medians["gating"] - medians["loop"]) / probes),
         lengths=np.array(course.lengths, dtype=np.int64),
         block=np.array(list(of("block", course.lengths).values())),

@@ -4,12 +4,13 @@
     one far away   the same for one token that attends to more keys
     beside one     lens · gate with its norm · pruned heads · K/V fills of all layers / L · translators / L
     in a row       blocks 1…e for one token after another, a draft's readout in between
-    a loop         the decoder over a stepper whose passes take no time, with probes of both kinds and without
+    a loop         the decoder with probes of both kinds and without, over a stepper whose passes take no time
     whole          the decoder itself, at full depth
 
 Weights of a large model come from memory in every pass, since the pass before it drove them out; the shallow ones in a
 row may stay. A small one keeps more in caches from pass to pass than it does when parts take turns: its passes run
-several times in a row, and the first is not counted. Knows no medians over laps: ``costing`` makes them.
+several times in a row, and the first is not counted; and its loop, which would find more in caches if there were no
+passes, runs with them. Knows no medians over laps: ``costing`` makes them.
 """
 
 from __future__ import annotations
@@ -124,7 +125,7 @@ class Course:
         parts |= _steady(turns)
 
     def _loop(self, name: Part, decoder: WalkedDecoder, parts: dict[Part, float]) -> None:
-        tokens = WHOLE if name == "whole" else LOOPED
+        tokens = WHOLE if name == "whole" and not self.brief else LOOPED
         with self._timed(parts, name, tokens):
             decoder.generate([OPENING], tokens, frozenset())
 
@@ -184,15 +185,21 @@ class Course:
 
     @cached_property
     def _decoders(self) -> dict[Part, WalkedDecoder]:
-        """Our decoder: whole; and without passes, at full depth and reading probes that never fire."""
-        layers, empty = self.stepper.layers, hollow(self.stepper)
+        """Our decoder whole; and at full depth with probes that never fire, of both kinds and none, of a model that is
+        not brief over a stepper whose passes take no time."""
+        layers, stepper = self.stepper.layers, self.stepper if self.brief else hollow(self.stepper)
         full = full_depth(layers)
-        decoders = {"whole": WalkedDecoder(self.stepper, full), "loop": WalkedDecoder(empty, full)}
+        decoders = {"whole": WalkedDecoder(self.stepper, full), "loop": WalkedDecoder(stepper, full)}
         for name, estimator in (("probing", Estimator()), ("gating", self._linear(len(self.probes)))):
             never = ((-math.inf,) * len(self.probes),)
             point = OperatingPoint(name, "never", layers, layers, self.probes, never, estimator=estimator)
-            decoders[name] = WalkedDecoder(empty, point)
+            decoders[name] = WalkedDecoder(stepper, point)
         return decoders
+
+    @property
+    def brief(self) -> bool:
+        """Whether passes are so short that the loop around them, too, has to be timed with them."""
+        return self.turns > 1
 
     @property
     def probes(self) -> tuple[int, ...]:

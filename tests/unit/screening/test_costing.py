@@ -66,6 +66,16 @@ def test_every_part_is_found_as_the_clock_has_it(steady):
     assert (costs.layers, costs.vocabulary) == (LAYERS, VOCABULARY)
 
 
+def test_a_small_model_has_its_loop_timed_with_its_passes():
+    stepper = ticking(block=0.001, head=0.003, embedding=0.00025, norm=0.0005)
+    costs = measured(stepper, **FEW)
+    assert costs.block[0] == pytest.approx(stepper.block)
+    assert costs.step == pytest.approx(stepper.embedding)
+    assert costs.probe == pytest.approx(0.0, abs=1e-12)
+    assert costs.gate == pytest.approx(stepper.norm)
+    assert costs.whole == pytest.approx(stepper.embedding + LAYERS * stepper.block + stepper.head)
+
+
 def test_what_a_lens_and_a_translator_take_is_theirs():
     stepper = ticking()
 
