@@ -7,13 +7,22 @@ import math
 import numpy as np
 import pytest
 
+from emad_ref.decoding.drafted import DraftingDecoder
+from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Prompt
 from emad_ref.screening import costing
 from emad_ref.screening.costing import FEWEST_LAPS, measure_costs
-from emad_ref.screening.predicted import parts_of_token, passes_of, seconds_per_token, shares_of
+from emad_ref.screening.predicted import (
+    parts_of_token,
+    passes_of,
+    seconds_per_token,
+    seconds_per_token_drafting,
+    shares_of,
+)
+from tests.rounds import rounds_of
 from tests.small import LAYERS, VOCABULARY
 from tests.ticking import ticking
 
@@ -123,6 +132,28 @@ def test_so_it_is_of_points_without_probes_and_of_chunks(steady):
         seconds, depth = decoded(stepper, point, 8)
         predicted = seconds_per_token(costs, point, shares_of(depth, LAYERS), passes=_passes(point, depth))
         assert predicted == pytest.approx(seconds), point.name
+
+
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("layer", "longest"), [(1, 3), (2, 1), (4, 5)])
+def test_so_it_is_of_drafting(steady, layer, longest, gated):
+    stepper, costs = steady
+    prompt, new, weights = Prompt(np.array([5, 3, 8])), 40, np.random.default_rng(0).normal(size=33)
+    said = WalkedDecoder(stepper, full_depth(LAYERS)).generate([prompt], new).emitted[0]
+    vocabulary = np.unique(said)[: VOCABULARY // 8]  # as many rows as were timed
+    gate = Estimator("linear", weights=(tuple(weights),))
+    drafting = Drafting(layer, longest, threshold=0.0 if gated else math.inf, gate=gate, vocabulary=vocabulary)
+    decoder = DraftingDecoder(stepper, drafting)
+    start = stepper.clock.now
+    decoder.generate([prompt], 1, frozenset())
+    opened = stepper.clock.now
+    record = decoder.generate([prompt], new, frozenset())
+    seconds = (stepper.clock.now - opened - (opened - start)) / (new - 1)
+    rounds = rounds_of(record, longest)
+    assert len(np.flatnonzero(rounds.drafts)) > 1 or not gated, "the gate decides"
+    predicted = seconds_per_token_drafting(costs, drafting, rounds)
+    # the last rounds have room for fewer drafts than ``longest``, and the last of those is not asked about
+    assert predicted == pytest.approx(seconds, abs=longest * stepper.norm / (new - 1) if gated else 1e-9)
 
 
 def _passes(point, depth):
