@@ -190,11 +190,11 @@ def _blocks(
     blocks = {"blocks": costs.blocks(ran, keys=keys)}
     if schedule in LEAVING:
         return blocks
-    fills = ceiling - ran
-    each_fill = 0.0 if not fills else costs.of("fill")
-    if schedule == "translated" and fills:
-        each_fill += costs.of("translator")
-    return {**blocks, "fills": fills * each_fill}
+    filled = ceiling - ran
+    fills = filled * costs.of("fill") if filled else 0.0
+    if schedule == "translated" and filled > early:  # the layer right above an exit is given the state itself
+        fills += (filled - early) * costs.of("translator")
+    return {**blocks, "fills": fills}
 
 
 def _independent(share: float) -> Floats:

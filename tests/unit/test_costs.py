@@ -117,23 +117,20 @@ def test_a_token_pays_for_the_heads_its_probes_read_and_emits_from_the_last_of_t
 
 
 def test_translated_states_are_paid_for_beside_their_fills():
-    shares = np.array([0.0, 1.0, 0.0, 0.0])
+    """The layer right above an exit is given the state itself."""
+    translated, shares = point("translated", translators="d"), np.array([0.0, 1.0, 0.0, 0.0])
     copied = parts_of_token(COSTS, point(), shares)["fills"]
-    assert parts_of_token(COSTS, point("translated", translators="d"), shares)["fills"] == pytest.approx(
-        copied + 2 * 0.125
-    )
+    assert parts_of_token(COSTS, translated, shares)["fills"] == pytest.approx(copied + 0.125)
 
 
 def test_independent_exits_wait_as_long_as_drawn_ones_do():
-    """4,000 drawn depths: the share of passes by size within four standard errors of a share (0.03)."""
+    """4,000 drawn depths: within four standard errors of a share (0.03)."""
     drawn = np.random.default_rng(0).choice([1, 2, 4], size=4000, p=[0.3, 0.3, 0.4])
-    assumed = seconds_per_token(COSTS, point("free_deferred"), shares_of(drawn, LAYERS))
-    found = seconds_per_token(
-        COSTS, point("free_deferred"), shares_of(drawn, LAYERS), passes=passes_of([drawn], LAYERS)
-    )
+    deferred, shares = point("free_deferred"), shares_of(drawn, LAYERS)
+    assumed = seconds_per_token(COSTS, deferred, shares)
+    found = seconds_per_token(COSTS, deferred, shares, passes=passes_of([drawn], LAYERS))
     assert found == pytest.approx(assumed, rel=0.03)
-    monotone = seconds_per_token(COSTS, point("monotone"), shares)
-    assert found > monotone, "tokens that waited run in the end"
+    assert found > seconds_per_token(COSTS, point("monotone"), shares), "tokens that waited run in the end"
 
 
 def test_passes_of_depths_in_order_are_those_that_run():
