@@ -1,4 +1,4 @@
-"""``emad``: train, calibrate, merge, lens, judge, sweep, generate, serve, report, verify, compare, drift, world.
+"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare, drift, world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` and
 ``drift`` 2.
@@ -21,6 +21,7 @@ from emad_ref.cli.judging import judge, judge_arguments
 from emad_ref.cli.lensing import lens, lens_arguments
 from emad_ref.cli.parsing import Parser, VerbParser, Versions, actions_of, examples
 from emad_ref.cli.reporting import report, report_arguments
+from emad_ref.cli.screening import screen, screen_arguments
 from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
@@ -36,6 +37,7 @@ VERBS: tuple[tuple[Verb, Arguments], ...] = (
     (calibrate, calibrate_arguments),
     (merge, merge_arguments),
     (lens, lens_arguments),
+    (screen, screen_arguments),
     (judge, judge_arguments),
     (sweep, sweep_arguments),
     (generate, generate_arguments),
@@ -59,6 +61,8 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "steps": (-MOST, MOST),
     "held_out": (-MOST, MOST),
     "temperature": (-1000, 1000),
+    "minutes": (-MOST, MOST),
+    "rise": (-MOST, MOST),
 }
 
 # What a shell offers where an argument of this name is due.

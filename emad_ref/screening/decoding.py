@@ -26,7 +26,7 @@ from emad_ref.screening.families import Family
 from emad_ref.screening.guarantee import Guarantee, guaranteed
 from emad_ref.screening.reached import Chooser
 from emad_ref.screening.settings import Settings, affordable
-from emad_ref.screening.texts import FEWEST, Text
+from emad_ref.screening.texts import ENOUGH, FEWEST, Text
 from emad_ref.sweep.decoded import decoded_columns
 from emad_ref.sweep.grids import Dial
 from emad_ref.sweep.losses import Columns
@@ -36,7 +36,8 @@ from emad_ref.verdict.units import ByDocument
 STRICTNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 ROWS = 64
 TIMED = 16  # windows
-PASSES = len(STRICTNESS) + 3  # full depth on text to certify on, and what is recommended on evaluation text
+LARGEST = 10**6  # of them, whatever the time
+BESIDE = 3  # passes: full depth on the text to certify on, and two points on evaluation text
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +75,22 @@ def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | Non
     return loosest(dial, level, chooser.bound)
 
 
-def decodable(model: Loaded, text: Text, point: OperatingPoint, settings: Settings, passes: int) -> int:
-    """Windows of ``text`` that can be decoded so many times in time: ``FEWEST`` at least, where there are so many."""
+def afforded(
+    model: Loaded, text: Text, points: Sequence[OperatingPoint], settings: Settings
+) -> tuple[list[OperatingPoint], int]:
+    """(points, windows of ``text``) that can be decoded in time: fewer thresholds before fewer documents than decide.
+
+    At least the strictest threshold and ``FEWEST`` windows, where there are so many.
+    """
     timed = text.first(TIMED)
-    seconds = settings.seconds("decoding") / passes
-    rounds = -(-len(text.windows) // TIMED)
-    return max(FEWEST, TIMED * affordable(lambda: decoded(model, timed, [point]), seconds, rounds))
+    windows = len(text.windows)
+    longest = TIMED * affordable(lambda: decoded(model, timed, points[-1:]), settings.seconds("decoding"), LARGEST)
+    for stride in (1, 2, 3):
+        kept = list(points[::stride])
+        fits = longest // (len(kept) + BESIDE)
+        if fits >= min(windows, ENOUGH):
+            break
+    return kept, min(windows, max(FEWEST, fits))
 
 
 def decoded(model: Loaded, text: Text, points: Sequence[OperatingPoint], progress: str | None = None) -> Columns:
@@ -103,7 +114,7 @@ def certified(
         BadArgument: no points.
     """
     columns = decoded(model, text, [full_depth(points[0].layers), *points], progress)
-    tokens = np.array([len(window.tokens) - 1 - window.adaptive_from for window in text.windows], dtype=np.float64)
+    tokens = text.lengths
     losses = Losses(columns.nll_nats[:, 0], tokens, text.documents, judged)
     bounds = np.array([losses.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
     within = [number for number in range(len(points)) if bounds[number] <= settings.rise]

@@ -13,6 +13,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import Ladder, Replay, decode_flops, sums
 from emad_ref.screening.choosing import Losses, loosest
 from emad_ref.screening.families import Family
+from emad_ref.screening.texts import Text
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import filled_flops
 from emad_ref.sweep.grids import Dial
@@ -109,11 +110,11 @@ def replayed_columns(traced: Traced, points: Sequence[OperatingPoint], geometry:
 class Judge:
     """Intervals by document of columns on evaluation text, all from the same samples of documents."""
 
-    def __init__(self, traced: Traced, seed: int):
-        self.traced, self._documents = traced, traced.text.documents
+    def __init__(self, text: Text, seed: int):
+        self._documents = text.documents
         self._rng = np.random.default_rng(seed)
-        self._draws = document_draws(traced.text.count, RESAMPLES, self._rng)
-        self._tokens = self._by(traced.own.lengths.astype(np.float64))
+        self._draws = document_draws(text.count, RESAMPLES, self._rng)
+        self._tokens = self._by(text.lengths)
 
     def of(
         self, family: Family, level: float, point: OperatingPoint, columns: Columns, number: int, how: str = "replayed"
@@ -144,12 +145,18 @@ class Judge:
 
 
 def reached(
-    families: Iterable[Family], levels: Sequence[float], chooser: Chooser, judge: Judge, geometry: Geometry
+    families: Iterable[Family],
+    levels: Sequence[float],
+    chooser: Chooser,
+    traced: Traced,
+    geometry: Geometry,
+    seed: int = 0,
 ) -> list[Reached]:
-    """A row per family and level."""
+    """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
+    judge = Judge(traced.text, seed)
     chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
-    columns = replayed_columns(judge.traced, points, geometry)
+    columns = replayed_columns(traced, points, geometry)
     return [
         Reached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen

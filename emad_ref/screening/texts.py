@@ -1,7 +1,8 @@
 """The text of a screening: three splits, dealt so that nothing that is shown was chosen on it.
 
     calibrate  its training documents fit the lens, its others the gate and the maps of K and V
-    validate   chooses points and thresholds, and certifies them
+    validate   every other document chooses rules and thresholds, the rest certify them: a promise is void if the text
+               that it was made on had chosen what it is about
     evaluate   is what every figure shown is about
 
 One window of a document each, where there are documents enough: they are what intervals resample.
@@ -19,6 +20,7 @@ from tqdm import tqdm
 from emad_ref.calibration.trace import TokenSequence
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import Loaded
+from emad_ref.record import Floats
 from emad_ref.screening.settings import CALIBRATED, Settings
 from emad_ref.text.documents import Split
 from emad_ref.tuning import windows_of
@@ -51,7 +53,12 @@ class Text:
     @property
     def tokens(self) -> int:
         """Decided positions."""
-        return sum(len(window.tokens) - 1 - window.adaptive_from for window in self.windows)
+        return int(self.lengths.sum())
+
+    @property
+    def lengths(self) -> Floats:
+        """float64 [windows] decided positions."""
+        return np.array([len(window.tokens) - 1 - window.adaptive_from for window in self.windows], dtype=np.float64)
 
     def first(self, windows: int) -> Text:
         """The first so many windows."""
@@ -60,10 +67,11 @@ class Text:
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """The three splits."""
+    """The three splits, the second in two halves."""
 
     calibrate: Text
-    validate: Text
+    choose: Text
+    certify: Text
     evaluate: Text
 
 
@@ -76,7 +84,7 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
     """
     wanted: dict[Split, int] = {
         "calibrate": CALIBRATED * settings.documents,
-        "validate": settings.documents,
+        "validate": 2 * settings.documents,
         "evaluate": settings.documents,
     }
     found: dict[Split, Text] = {}
@@ -84,16 +92,28 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
         for split, count in wanted.items():
             seconds = settings.seconds("text") * count / sum(wanted.values())
             found[split] = Text(tuple(_counted(_windows(model, settings, split, count), seconds, bar)))
-            if found[split].count < 2:
-                raise TooLittleText(
-                    f"corpus={settings.corpus!r} has {found[split].count} documents to {split} on, but expected at "
-                    "least 2; name a larger one"
-                )
-    return Texts(**found)
+    texts = Texts(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
+    for split, text in vars(texts).items():
+        if text.count < 2:
+            raise TooLittleText(
+                f"corpus={settings.corpus!r} has {text.count} documents to {split} on, but expected at least 2; name "
+                "a larger one"
+            )
+    return texts
+
+
+def _halves(text: Text) -> tuple[Text, Text]:
+    """Every other document, and the rest."""
+    place = text.documents.place % 2
+    first, second = (
+        Text(tuple(window for window, half in zip(text.windows, place, strict=True) if half == wanted))
+        for wanted in (0, 1)
+    )
+    return first, second
 
 
 def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Iterator[TokenSequence]:
-    """The first window of each document, or, of a corpus with fewer documents than ``count``, all windows in order."""
+    """The first window of each document; of a corpus with fewer documents than ``count``, then their others."""
 
     def cut(per_document: int | None) -> Iterator[TokenSequence]:
         read = {"data": settings.data, "limit": count, "per_document": per_document}
@@ -103,7 +123,7 @@ def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Ite
     for window in cut(per_document=1):
         given += 1
         yield window
-    if given < count and given < sum(1 for _ in cut(None)):
+    if given < count:
         seen: set[int] = set()
         for window in cut(None):
             if window.document in seen:
@@ -123,7 +143,7 @@ def _counted(windows: Iterable[TokenSequence], seconds: float, bar: tqdm[None]) 
 
 def too_few(texts: Texts) -> str:
     """Why nothing may be recommended on so little text; "" where there is enough."""
-    for split, text in (("choose", texts.validate), ("judge", texts.evaluate)):
+    for purpose, text in (("choose", texts.choose), ("certify", texts.certify), ("judge", texts.evaluate)):
         if text.count < FEWEST:
-            return f"inconclusive: {text.count} documents to {split} on, {FEWEST} are the fewest that say anything"
+            return f"inconclusive: {text.count} documents to {purpose} on, {FEWEST} are the fewest that say anything"
     return ""

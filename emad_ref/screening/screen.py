@@ -1,0 +1,168 @@
+"""What would work on one model, in minutes: from text to an exit that can be decoded with, or to "leave it alone".
+
+    text → lens and gate → traces → slack → families → decoding and promise → costs → drafts → recommendation
+
+Each phase is bounded before it starts (``settings``), and none is left out in silence: one that cannot run says why, in
+the record and in the table. Chosen is on text of its own, and every figure shown is of the evaluation split.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import TypeVar
+
+import numpy as np
+
+from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.calibration.profile import profile_of
+from emad_ref.calibration.trace import take_trace
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import Loaded
+from emad_ref.models.required import require_documents
+from emad_ref.policy.thresholds import default_probes
+from emad_ref.readout.tuned import attach_lens
+from emad_ref.screening.decoding import Certified, afforded, certified, decoded, grid
+from emad_ref.screening.exit import Exit
+from emad_ref.screening.families import Family, freed, published, tuned
+from emad_ref.screening.fitting import fit_readout
+from emad_ref.screening.reached import Chooser, Judge, Reached, reached, replayed_columns
+from emad_ref.screening.recommending import recommended
+from emad_ref.screening.settings import LOSSES, Settings
+from emad_ref.screening.slack import Slack, slack
+from emad_ref.screening.tabled import screened_json
+from emad_ref.screening.texts import Texts, read_texts, too_few
+from emad_ref.screening.timing import Timed, timed
+from emad_ref.screening.traced import Traced, traceable, traced
+from emad_ref.sweep.losses import Columns
+
+T = TypeVar("T")
+PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs")
+PROFILED = 100  # windows, for EMAD's profile
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text."""
+
+    model: Loaded
+    settings: Settings
+    texts: Texts
+    fitted: FittedLens
+    evaluated: Traced
+    slack: list[Slack]
+    reached: list[Reached]
+    certified: Certified | None
+    decoded: list[Reached]
+    timed: Timed
+    seconds: dict[str, float]
+
+
+@dataclass
+class _Run:
+    """Phases one after another, each with a name for its bar and the seconds that it took."""
+
+    progress: bool
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, phase: str, work: Callable[[str | None], T]) -> T:
+        name = f"{1 + PHASES.index(phase)}/{len(PHASES)} {phase}" if self.progress else None
+        began = time.perf_counter()
+        done = work(name)
+        self.seconds[phase] = round(time.perf_counter() - began, 2)
+        return done
+
+
+def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit:
+    """Screen ``model``; what is attached to it stays attached. ``progress``: bars on standard error.
+
+    Raises:
+        BadArgument: an encoder-decoder; random weights; an unknown corpus.
+        TooLittleText, EmptyCorpus: a corpus that no lens can be fitted or judged on.
+    """
+    require_documents(model)
+    if not model.trained:
+        raise BadArgument("model", model.name, "trained weights", "perplexity of noise says nothing")
+    if model.geometry.layers < 2:
+        raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
+    found = investigate(model, settings, progress=progress)
+    said = recommended(found.slack, found.certified, found.decoded, settings.rise, too_few(found.texts))
+    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, screened=screened_json(found, said))
+
+
+def investigate(model: Loaded, settings: Settings, *, progress: bool = False) -> Found:
+    """Every phase up to the recommendation; raises as ``screen``."""
+    run, geometry = _Run(progress), model.geometry
+    texts = run("text", lambda name: read_texts(model, settings, name))
+    fitted = run("lens", lambda name: fit_readout(model, texts.calibrate, settings, name))
+    lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
+
+    def trace_both(name: str | None) -> tuple[Traced, Traced, list[Family]]:
+        choose, evaluate = traceable(model, (texts.choose, texts.evaluate), lens, settings)
+        both = (traced(model, each, fitted, lens, name) for each in (choose, evaluate))
+        return (*both, _families(model, texts, fitted, settings, name))  # type: ignore[return-value]  # two and one
+
+    chosen_on, evaluated, families = run("traces", trace_both)
+    oracles = run("slack", lambda _: slack(evaluated, geometry, LOSSES))
+    levels = sorted({*LOSSES, settings.rise})
+    chooser = Chooser(chosen_on, evaluated.text.count, geometry)
+    rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
+    proven, judged = run("decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name))
+    costs = run("costs", lambda name: timed(model, fitted, evaluated, rows, judged, settings, name))
+    return Found(model, settings, texts, fitted, evaluated, oracles, rows, proven, judged, costs, run.seconds)
+
+
+def _families(
+    model: Loaded, texts: Texts, fitted: FittedLens, settings: Settings, progress: str | None
+) -> list[Family]:
+    layers, vocabulary = model.geometry.layers, model.geometry.vocabulary
+    named = None if progress is None else f"{progress}, profile"
+    profile = profile_of(
+        take_trace(model.stepper, texts.calibrate.windows[:PROFILED], progress=named),
+        default_probes(layers),
+        model=model.name,
+        fingerprint=model.fingerprint,
+        corpus=settings.corpus,
+        dtype=fitted.lens.dtype,
+    )
+    return [*published(profile, vocabulary), *freed(layers, vocabulary), *tuned(fitted, vocabulary)]
+
+
+def _decoded(
+    model: Loaded,
+    texts: Texts,
+    rows: list[Reached],
+    chooser: Chooser,
+    evaluated: Traced,
+    settings: Settings,
+    progress: str | None,
+) -> tuple[Certified | None, list[Reached]]:
+    """The free rule that saved most where rules are chosen, decoded with copies: what is promised of it, and how it
+    does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
+    """
+    free = [row for row in rows if row.level == settings.rise and row.family.depth == "free" and row.point is not None]
+    if not free:
+        return None, []
+    best = max(free, key=lambda row: chooser.saved(row.point) if row.point is not None else 0.0)
+    assert best.point is not None
+    points = grid(best.family, best.point, chooser, settings.rise)
+    if not points:
+        return None, []
+    points, windows = afforded(model, texts.certify, points, settings)
+    proven = certified(
+        model, texts.certify.first(windows), best.family, points, settings, evaluated.text.count, progress
+    )
+    shown = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
+    if not shown:
+        return proven, []
+    named = None if progress is None else f"{progress}, judged"
+    text = evaluated.text.first(windows)
+    columns = decoded(model, text, shown, named)
+    full = replayed_columns(evaluated, [], model.geometry)
+    names = [each.name for each in fields(Columns)]
+    both = Columns(*(np.hstack([getattr(full, name)[:windows], getattr(columns, name)]) for name in names))
+    judge = Judge(text, settings.seed)
+    return proven, [
+        judge.of(best.family, settings.rise, point, both, at, how="decoded") for at, point in enumerate(shown, start=1)
+    ]

@@ -1,0 +1,89 @@
+"""A screening as plain JSON: what an exit carries, and what tables, pages and suites read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from emad_ref.calibration.profile import library_versions
+from emad_ref.screening.reached import Reached
+from emad_ref.screening.recommending import Recommended
+from emad_ref.verdict.interval import Estimate
+
+if TYPE_CHECKING:
+    from emad_ref.screening.screen import Found
+
+SCHEMA = 1
+
+
+def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
+    """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high]."""
+    own, proven = found.evaluated.own, found.certified
+    settings = found.settings
+    return {
+        "schema": SCHEMA,
+        "model": found.model.name,
+        "fingerprint": found.model.fingerprint,
+        "dtype": found.fitted.lens.dtype,
+        "layers": own.layers,
+        "corpus": settings.corpus,
+        "seed": settings.seed,
+        "minutes": settings.minutes,
+        "rise": settings.rise,
+        "versions": library_versions(),
+        "documents": {name: text.count for name, text in vars(found.texts).items()}
+        | {"traced": found.evaluated.text.count},
+        "tokens": {name: text.tokens for name, text in vars(found.texts).items()}
+        | {"traced": found.evaluated.text.tokens},
+        "perplexity": float(np.exp(own.nll_nats[:, -1].astype(np.float64).mean())),
+        "lens": {
+            "rank": found.fitted.lens.rank,
+            "steps": found.fitted.plan["steps"],
+            "raw_nats": {str(layer): nats for layer, nats in found.fitted.raw_nats.items()},
+            "tuned_nats": {str(layer): nats for layer, nats in found.fitted.tuned_nats.items()},
+        },
+        "slack": [asdict(each) for each in found.slack],
+        "reached": _rows(found.reached),
+        "decoded": _rows(found.decoded),
+        "certified": None
+        if proven is None
+        else {
+            "family": proven.family.name,
+            "documents": proven.promise.documents,
+            "tried": [
+                {"point": point.name, "bound": float(bound), "net": float(net)}
+                for point, bound, net in zip(proven.tried, proven.bounds, proven.saved, strict=True)
+            ],
+            "chosen": None if proven.chosen is None else proven.chosen.name,
+            "promise": proven.promise.to_json(),
+        },
+        "time": [asdict(each) for each in found.timed.predicted],
+        "threads": found.timed.costs.threads,
+        "seconds": found.seconds,
+        "recommendation": said.sentence,
+    }
+
+
+def _rows(rows: Sequence[Reached]) -> list[dict[str, Any]]:
+    return [
+        {
+            "family": row.family.name,
+            "readout": row.family.readout,
+            "depth": row.family.depth,
+            "level": row.level,
+            "how": row.how,
+            "point": None if row.point is None else row.point.name,
+            "probes": None if row.point is None else list(row.point.probes),
+            "net": _interval(row.net),
+            "rise": _interval(row.rise),
+            "blocks": _interval(row.blocks),
+        }
+        for row in rows
+    ]
+
+
+def _interval(estimate: Estimate | None) -> list[float] | None:
+    return None if estimate is None else [estimate.value, estimate.low, estimate.high]

@@ -1,0 +1,80 @@
+"""Time on this machine, predicted from what the parts of a decoding step were measured to cost (``screening.costing``).
+
+Depths come from replay of evaluation text; a point that copies K and V goes as deep as its exact twin, within what
+copies change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.meters.costs import Costs
+from emad_ref.models.loading import Loaded
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.readout.tuned import lens_named
+from emad_ref.record import Ints
+from emad_ref.replay import Ladder
+from emad_ref.screening.costing import measure_costs
+from emad_ref.screening.families import LENS
+from emad_ref.screening.predicted import seconds_per_token, shares_of
+from emad_ref.screening.reached import Reached
+from emad_ref.screening.settings import Settings
+from emad_ref.screening.traced import Traced
+from emad_ref.sweep.ceilings import FREE
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """``seconds`` a token at batch 1, and how many times as ``fast`` as full depth of the same decoder."""
+
+    name: str
+    seconds: float
+    fast: float
+
+
+@dataclass(frozen=True, eq=False)
+class Timed:
+    """``costs`` of the parts of a step on this machine, and what they predict, full depth first."""
+
+    costs: Costs
+    predicted: tuple[Predicted, ...]
+
+
+def timed(
+    model: Loaded,
+    fitted: FittedLens,
+    evaluated: Traced,
+    rows: Sequence[Reached],
+    judged: Sequence[Reached],
+    settings: Settings,
+    progress: str | None = None,
+) -> Timed:
+    """Costs measured now, and the time of every point that reads by the lens or was decoded, at the rise allowed."""
+    stepper = model.stepper
+    attached = lens_named(stepper, fitted.lens.digest)
+    assert attached is not None
+    translator = attached.translators[max(attached.translators)]
+    costs = measure_costs(
+        stepper, lens=translator, seconds=settings.seconds("costs"), seed=settings.seed, progress=progress
+    )
+    whole = full_depth(stepper.layers)
+    full = seconds_per_token(costs, whole, shares_of(np.array([stepper.layers]), stepper.layers))
+    shown = [*judged, *(row for row in rows if row.level == settings.rise and row.family.readout == LENS)]
+    found = [Predicted("full depth", full, 1.0)]
+    for row in shown:
+        if row.point is None:
+            continue
+        point = replace(row.point, schedule="copying") if row.point.schedule == FREE else row.point
+        seconds = seconds_per_token(costs, point, shares_of(_depths(evaluated, row.point), stepper.layers))
+        name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
+        found.append(Predicted(name, seconds, full / seconds))
+    return Timed(costs, tuple(found))
+
+
+def _depths(evaluated: Traced, point: OperatingPoint) -> Ints:
+    exact = replace(point, schedule=FREE) if point.schedule in ("copying", "translated") else point
+    return Ladder(evaluated.of(exact)).replay(exact).depth
