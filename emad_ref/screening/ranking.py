@@ -166,12 +166,12 @@ def figure_rows(families: Iterable[Family], judged: Read, chosen: Read | None = 
 
 
 def slack(rows: Iterable[Ranked], level: float) -> float:
-    """The largest share of blocks that a ceiling among ``rows`` saves at ``level``: at most ``SLACK`` is no slack.
+    """The largest net share that a ceiling among ``rows`` saves at ``level``: at most ``SLACK`` is no slack.
 
     Raises:
         BadArgument: no ceiling was ranked at that level.
     """
-    known = [row.blocks.value for row in rows if row.knows and row.level == level]
+    known = [row.net.value for row in rows if row.knows and row.level == level]
     if not known:
         raise BadArgument("rows", [], f"a ceiling at a rise of {level:g}", "rank one: ceilings(…)")
     return max(known)

@@ -58,8 +58,9 @@ def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
 
 def test_slack_is_what_ceilings_say_and_no_rule() -> None:
     rows = rank([ENTROPY, KNOWING])
-    assert slack(rows, 0.05) == pytest.approx(0.60)
-    assert slack(rows, 0.01) < 0.45, "entropy, which was lucky here, is none"
+    assert slack(rows, 0.05) == pytest.approx(0.50)
+    assert slack(rank([GATE, KNOWING]), 0.01) == pytest.approx(0.30), "without a split to choose on it is a ceiling"
+    assert slack(rows, 0.01) < 0.30, "entropy, which was lucky here, is none"
     with pytest.raises(BadArgument, match=r"a ceiling at a rise of 0\.01"):
         slack(rank([ENTROPY]), 0.01)
 
