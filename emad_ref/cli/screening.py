@@ -108,7 +108,9 @@ def closing(found: Mapping[str, Any]) -> list[str]:
         "free depth are charged for copies",
         f"lens of {'full rank' if found['lens']['rank'] is None else 'rank ' + str(found['lens']['rank'])}, "
         f"{found['lens']['steps']} steps; {seconds}",
+        *([found["time_note"]] if found["time_note"] else []),
         found["recommendation"],
+        found["drafts"]["sentence"],
     ]
 
 

@@ -29,6 +29,7 @@ from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
 from emad_ref.screening.reached import Chooser, Judge, Reached, reached, replayed_columns
 from emad_ref.screening.recommending import recommended
+from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
 from emad_ref.screening.settings import LOSSES, Settings
 from emad_ref.screening.slack import Slack, slack
 from emad_ref.screening.tabled import screened_json
@@ -38,7 +39,7 @@ from emad_ref.screening.traced import Traced, traceable, traced
 from emad_ref.sweep.losses import Columns
 
 T = TypeVar("T")
-PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs")
+PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs", "drafts")
 PROFILED = 100  # windows, for EMAD's profile
 
 
@@ -56,6 +57,7 @@ class Found:
     certified: Certified | None
     decoded: list[Reached]
     timed: Timed
+    drafts: SelfDrafting
     seconds: dict[str, float]
 
 
@@ -88,7 +90,8 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     found = investigate(model, settings, progress=progress)
     said = recommended(found.slack, found.certified, found.decoded, settings.rise, too_few(found.texts))
-    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, screened=screened_json(found, said))
+    record = screened_json(found, said)
+    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, found.drafts.drafting, screened=record)
 
 
 def investigate(model: Loaded, settings: Settings, *, progress: bool = False) -> Found:
@@ -110,7 +113,8 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
     proven, judged = run("decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name))
     costs = run("costs", lambda name: timed(model, fitted, evaluated, rows, judged, settings, name))
-    return Found(model, settings, texts, fitted, evaluated, oracles, rows, proven, judged, costs, run.seconds)
+    drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
+    return Found(model, settings, texts, fitted, evaluated, oracles, rows, proven, judged, costs, drafts, run.seconds)
 
 
 def _families(

@@ -11,6 +11,8 @@ import numpy as np
 from emad_ref.calibration.profile import library_versions
 from emad_ref.screening.reached import Reached
 from emad_ref.screening.recommending import Recommended
+from emad_ref.screening.selfdrafts import SelfDrafting
+from emad_ref.screening.timing import unsound
 from emad_ref.verdict.interval import Estimate
 
 if TYPE_CHECKING:
@@ -61,9 +63,27 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
             "promise": proven.promise.to_json(),
         },
         "time": [asdict(each) for each in found.timed.predicted],
+        "drafts": _drafts(found.drafts),
+        "time_note": unsound(found.timed.costs),
         "threads": found.timed.costs.threads,
         "seconds": found.seconds,
         "recommendation": said.sentence,
+    }
+
+
+def _drafts(found: SelfDrafting) -> dict[str, Any]:
+    way = found.best
+    return {
+        "why_none": found.why_none,
+        "layer": None if way is None else way.layer,
+        "longest": None if way is None else way.longest,
+        "gated": None if way is None else way.gated,
+        "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
+        "agreement": found.agreement,
+        "tokens": found.tokens,
+        "seconds": found.seconds,
+        "fast": found.fast,
+        "sentence": found.said,
     }
 
 

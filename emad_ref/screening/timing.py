@@ -26,6 +26,8 @@ from emad_ref.screening.settings import Settings
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import FREE
 
+APART = 0.25  # of a whole step, that its parts may be off by
+
 
 @dataclass(frozen=True)
 class Predicted:
@@ -61,8 +63,7 @@ def timed(
     costs = measure_costs(
         stepper, lens=translator, seconds=settings.seconds("costs"), seed=settings.seed, progress=progress
     )
-    whole = full_depth(stepper.layers)
-    full = seconds_per_token(costs, whole, shares_of(np.array([stepper.layers]), stepper.layers))
+    full = full_seconds(costs)
     shown = [*judged, *(row for row in rows if row.level == settings.rise and row.family.readout == LENS)]
     found = [Predicted("full depth", full, 1.0)]
     for row in shown:
@@ -73,6 +74,22 @@ def timed(
         name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
         found.append(Predicted(name, seconds, full / seconds))
     return Timed(costs, tuple(found))
+
+
+def full_seconds(costs: Costs) -> float:
+    """Of a token at full depth."""
+    return seconds_per_token(costs, full_depth(costs.layers), shares_of(np.array([costs.layers]), costs.layers))
+
+
+def unsound(costs: Costs) -> str:
+    """Why no time should be predicted from these costs; "" where their parts add up to a whole step."""
+    full = full_seconds(costs)
+    if costs.whole is not None and not 1 / (1 + APART) <= full / costs.whole <= 1 + APART:
+        return (
+            f"times do not add up: full depth is predicted at {1000 * full:.3g} ms a token and took "
+            f"{1000 * costs.whole:.3g}; screen again on a quieter machine"
+        )
+    return ""
 
 
 def _depths(evaluated: Traced, point: OperatingPoint) -> Ints:
