@@ -52,8 +52,13 @@ class MarkovSession:
     def __init__(self, decoder: MarkovDecoder, prompts: Sequence[Prompt]):
         self.decoder, self.history = decoder, [list(map(int, prompt.tokens)) for prompt in prompts]
         self.depth = [[decoder.layers] * len(tokens) for tokens in self.history]
+        if decoder.gate is not None:
+            for depths in self.depth:
+                depths[-1] = 1
         self.fed = sum(map(len, self.history))
         self.ran, self.read = np.full(decoder.layers, self.fed), np.zeros(decoder.layers, dtype=np.int64)
+        if decoder.gate is not None:
+            self.ran[1:] -= len(prompts)
         self.closed = False
 
     @property
@@ -72,7 +77,10 @@ class MarkovSession:
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         assert tokens.shape[1] <= self.decoder.capabilities.max_feed
-        assert depth is not None, "a point without thresholds is fed at its ceiling, in chunks"
+        asked = depth is None
+        if depth is None:
+            assert self.decoder.gate is not None, "a point without thresholds is fed at its ceiling, in chunks"
+            depth = np.ones_like(tokens)
         for history, depths, fed, to in zip(self.history, self.depth, tokens.tolist(), depth.tolist(), strict=True):
             history.extend(fed)
             depths.extend(to)
@@ -82,7 +90,7 @@ class MarkovSession:
         for layer in range(1, self.decoder.layers + 1):
             self.ran[layer - 1] += int((depth >= layer).sum())
             self.read[layer - 1] += int((depth[:, tokens.shape[1] - wanted :] == layer).sum())
-        return self.decoder.shown(tokens, depth, wanted)
+        return self.decoder.shown(tokens, depth, wanted, asked)
 
     def deepen(self, length: Ints) -> Step:
         assert self.decoder.capabilities.deepens
@@ -116,12 +124,15 @@ class MarkovSession:
 class MarkovDecoder:
     """``logits`` [V, V] of the last layer: row i holds the logits after token i; ``shallow``: of the layers before it.
 
+    ``gate`` [V]: what a gate after layer 1 says of each token, where every token that is not told its depth stops.
     ``sessions``, ``widths``: what was opened and fed.
     """
 
     def __init__(
-        self, logits: Floats, *shallow: Floats, max_feed: int = 8, counted: bool = True, deepens: bool | None = None
-    ):
+        self, logits: Floats, *shallow: Floats, max_feed: int = 8, counted: bool = True, deepens: bool | None = None,
+        gate: Floats | None = None,
+    ):  # fmt: skip
+        self.gate = gate
         self.tables = [*shallow, logits]
         self.layers = len(self.tables)
         able = bool(shallow) if deepens is None else deepens
@@ -129,15 +140,19 @@ class MarkovDecoder:
         self.sessions: list[MarkovSession] = []
         self.widths: list[int] = []
 
-    def shown(self, tokens: Ints, depth: Ints, last: int) -> Step:
+    def shown(self, tokens: Ints, depth: Ints, last: int, asked: bool = False) -> Step:
         logits = np.array(self.tables)[depth - 1, tokens][:, tokens.shape[1] - last :]
-        return Step(logits, depth, np.empty((*tokens.shape, 0)))
+        signal = np.full((*tokens.shape, 0 if self.gate is None else 1), np.nan)
+        if asked and self.gate is not None:
+            signal = self.gate[tokens][..., None]
+        return Step(logits, depth, signal)
 
     def start(self, prompts: Sequence[Prompt]) -> tuple[MarkovSession, Step]:
         self.sessions.append(MarkovSession(self, prompts))
         last = np.array([[int(prompt.tokens[-1])] for prompt in prompts])
-        self.sessions[-1].read[-1] += len(prompts)
-        return self.sessions[-1], self.shown(last, np.full(last.shape, self.layers), 1)
+        stops = self.layers if self.gate is None else 1
+        self.sessions[-1].read[stops - 1] += len(prompts)
+        return self.sessions[-1], self.shown(last, np.full(last.shape, stops), 1, self.gate is not None)
 
     def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> Record:
         raise AssertionError("decoders that pair models use sessions only")

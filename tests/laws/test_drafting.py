@@ -1,0 +1,205 @@
+"""A model that drafts for itself says what it says alone, whatever the layer, gate, lens and vocabulary; and counts."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from emad_ref.decoding.drafted import DraftingDecoder
+from emad_ref.decoding.drafting import Drafting, draft, drafting_point
+from emad_ref.decoding.pair import Partner
+from emad_ref.decoding.selfdraft import self_speculate
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import Estimator, full_depth
+from emad_ref.protocol import Prompt
+from emad_ref.readout.signals import NotFinite
+from emad_ref.record import DECODE, DRAFT, PROMPT, READOUTS, VERIFY
+from tests.lenses import attached
+from tests.small import LAYERS, VOCABULARY, small_model
+
+FAMILIES = ("gpt_neox", "llama", "opt_350m", "mistral_window")
+ROWS, NEW, WIDTH = 3, 9, 32
+PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2])]
+FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
+
+
+@cache
+def stepper_of(family="gpt_neox"):
+    return CausalStepper(small_model(family, seed=1))
+
+
+@cache
+def lens_of(family="gpt_neox", rank=None):
+    return attached(stepper_of(family), tuple(range(1, LAYERS)), rank, scale=0.2)
+
+
+def gate_of(family="gpt_neox", seed=0):
+    width = stepper_of(family).unembedding.shape[1]
+    drawn = np.random.default_rng(seed).normal(size=width + 1) / width**0.5
+    return Estimator("linear", weights=(tuple(drawn.tolist()),))
+
+
+@cache
+def alone(family="gpt_neox", rows=ROWS, stop=frozenset()):
+    stepper = stepper_of(family)
+    return WalkedDecoder(stepper, full_depth(LAYERS), max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
+
+
+def by_protocol(way, rows=ROWS, family="gpt_neox", stop=frozenset()):
+    point = drafting_point(LAYERS, way)
+    model = Partner(WalkedDecoder(stepper_of(family), point, max_rows=ROWS), point)
+    return draft(model, way, PROMPTS[:rows], NEW, stop=stop)
+
+
+def timed(way, rows=ROWS, family="gpt_neox", stop=frozenset()):
+    return DraftingDecoder(stepper_of(family), way, max_rows=ROWS).generate(PROMPTS[:rows], NEW, stop)
+
+
+def texts(record):
+    return [row.tolist() for row in record.emitted]
+
+
+@st.composite
+def ways(draw, family):
+    """Any way of drafting: gates of random numbers, vocabularies of random ids."""
+    ids = draw(st.none() | st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=VOCABULARY))
+    threshold = draw(st.sampled_from([-1.0, -0.1, 0.0, 0.3, math.inf]))
+    return Drafting(
+        layer=draw(st.integers(1, LAYERS - 1)),
+        longest=draw(st.integers(1, 6)),
+        threshold=threshold,
+        lens=draw(st.sampled_from([None, lens_of(family), lens_of(family, 5)])),
+        gate=gate_of(family, draw(st.integers(0, 5))) if threshold < math.inf else None,
+        vocabulary=None if ids is None else np.array(sorted(ids)),
+    )
+
+
+# ------------------------------------------------------------ the output, and who would draft as much
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_output_is_the_models_own_and_both_paths_draft_alike(family, data):
+    """Greedy, on a decoder through the protocol and on the timed path, which also reads the same gates."""
+    way, rows = data.draw(ways(family)), data.draw(st.sampled_from([1, ROWS]))
+    token = int(alone(family).emitted[1][4])
+    stop = data.draw(st.sampled_from([frozenset(), frozenset({token})]))
+    own, asked, fast = alone(family, rows, stop), by_protocol(way, rows, family, stop), timed(way, rows, family, stop)
+    assert texts(asked.record) == texts(fast) == texts(own)
+    assert asked.record.stop == fast.stop == own.stop
+    mine, theirs = fast.tokens, asked.record.tokens
+    rounds = np.isin(mine.phase, [DRAFT, VERIFY]), rounds_of(theirs)
+    for column in ("sequence", "position", "token", "depth", "phase", "kept"):
+        assert in_order(mine, rounds[0], column) == in_order(theirs, rounds[1], column)
+
+
+def rounds_of(tokens):
+    """Rows of rounds: with a gate each prompt's last position is a draft, too, before its row is decided."""
+    opened = {
+        (int(s), int(p))
+        for s, p, phase in zip(tokens.sequence, tokens.position, tokens.phase, strict=True)
+        if phase == DECODE
+    }
+    places = zip(tokens.sequence.tolist(), tokens.position.tolist(), strict=True)
+    return np.array([place not in opened for place in places]) & np.isin(tokens.phase, [DRAFT, VERIFY])
+
+
+def in_order(tokens, chosen, column):
+    """One column of the chosen rows, sequence by sequence: paths may take the rows of a batch in another order."""
+    order = np.argsort(tokens.sequence[chosen], kind="stable")
+    return getattr(tokens, column)[chosen][order].tolist()
+
+
+def test_ways_draw_rounds_of_every_kind():
+    """Otherwise the law above holds of plain decoding only."""
+    way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
+    record = timed(way)
+    tokens = record.tokens
+    drafts, kept = (tokens.phase == DRAFT).sum(), (tokens.kept & (tokens.phase == VERIFY)).sum()
+    assert drafts > kept > 0
+    assert np.isfinite(record.signal).sum() > 5
+    assert (record.signal[np.isfinite(record.signal)] <= 0).any()
+    assert (record.signal[np.isfinite(record.signal)] > 0).any()
+
+
+# ------------------------------------------------------------ the work
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("threshold", [0.0, math.inf])
+@pytest.mark.parametrize("pruned", [False, True])
+def test_work_is_what_the_record_says(rows, threshold, pruned):
+    """Prompts of one length, so that nothing is padded; heads of drafts are pruned on the timed path alone."""
+    prompts = [Prompt(np.arange(3) + 7 * row) for row in range(rows)]
+    ids = np.arange(0, VOCABULARY, 3) if pruned else None
+    way = Drafting(3, 4, threshold, lens_of(), gate_of() if threshold < math.inf else None, ids)
+    record = DraftingDecoder(stepper_of(), way, max_rows=rows).generate(prompts, NEW)
+    tokens, work = record.tokens, record.work[0]
+    drafted, verified, opening = (np.isin(tokens.phase, phase) for phase in (DRAFT, VERIFY, (PROMPT, DECODE)))
+    ran = [opening.sum() + (drafted if layer <= 3 else verified).sum() for layer in range(1, LAYERS + 1)]
+    assert work.tokens.tolist() == ran
+    assert work.readout_rows[FULL, LAYERS - 1] == verified.sum() + rows
+    kind, other = (SUBSET, FULL) if pruned else (FULL, SUBSET)
+    heads = work.readout_rows[kind, 2]
+    assert 0 < heads < drafted.sum(), "the last of each round proposes nothing"
+    assert work.readout_rows[other, 2] == 0
+    assert work.readout_macs[SUBSET, 2] == (heads * len(ids) * WIDTH if pruned else 0)
+    assert work.readout_macs[FULL, 2] == heads * WIDTH**2
+    gates = int(np.isfinite(record.signal).sum())
+    assert work.readout_rows[LINEAR, 2] == gates
+    assert work.readout_macs[LINEAR, 2] == gates * WIDTH
+    assert (gates > 0) == (threshold < math.inf)
+    assert not work.fills.any()
+    assert work.readout_rows.sum() == heads + gates + verified.sum() + rows
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+def test_both_paths_execute_the_same(rows):
+    """Without a gate and a vocabulary, under which the protocol runs heads that the timed path does without."""
+    way = Drafting(3, 4, lens=lens_of())
+    assert timed(way, rows).work[0] == by_protocol(way, rows).record.work[0]
+
+
+def test_drafting_always_by_the_models_own_head_is_self_speculation():
+    way, point = Drafting(3, 4), drafting_point(LAYERS)
+    model = Partner(WalkedDecoder(stepper_of(), point, max_rows=ROWS), point)
+    known = self_speculate(model, 3, PROMPTS, NEW, k=4)
+    same = by_protocol(way)
+    assert texts(same.record) == texts(known.record)
+    assert same.drafts.verdict.tolist() == known.drafts.verdict.tolist()
+    assert same.record.work[0] == known.record.work[0] == timed(way).work[0]
+
+
+# ------------------------------------------------------------ what is refused, and whether defects are seen
+
+
+def test_a_layer_without_a_translator_is_refused():
+    name = attached(stepper_of(), (2, 4), seed=3)
+    with pytest.raises(BadArgument, match=r"drafting\.layer=3, but expected a layer that the lens translates \(2, 4\)"):
+        DraftingDecoder(stepper_of(), Drafting(3, 2, lens=name))
+
+
+def test_a_gate_that_says_no_number_is_refused():
+    gate = Estimator("linear", weights=((math.nan,) * (WIDTH + 1),))
+    with pytest.raises(NotFinite, match="after layer 2"):
+        timed(Drafting(2, 3, 0.1, None, gate), 1)
+
+
+def test_accepting_one_draft_too_many_is_seen(monkeypatch):
+    way = Drafting(1, 3)
+    assert texts(timed(way)) == texts(alone())
+    verified = DraftingDecoder._verified
+
+    def trusting(self, session, chunk, starts):
+        return [[row[0], *row[:-1]] for row in verified(self, session, chunk, starts)]
+
+    monkeypatch.setattr(DraftingDecoder, "_verified", trusting)
+    assert texts(timed(way)) != texts(alone())
