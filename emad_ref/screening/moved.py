@@ -127,7 +127,7 @@ def _standard(values: Floats) -> Floats:
     values = values[:, varies]
     with np.errstate(invalid="ignore"):
         scaled = (values - np.nanmean(values, axis=0)) / np.nanstd(values, axis=0)
-    return np.nan_to_num(scaled)
+    return np.asarray(np.nan_to_num(scaled), dtype=np.float64)
 
 
 def _distances(left: Floats, right: Floats) -> Floats:
@@ -152,7 +152,7 @@ def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
         across = sums[side].sum(axis=-1) - inside
         outside = total - 2 * across - inside
         fresh, kept = (inside, outside) if new <= old else (outside, inside)
-        return 2 * across / (old * new) - fresh / new**2 - kept / old**2
+        return np.asarray(2 * across / (old * new) - fresh / new**2 - kept / old**2)
 
     batch = max(1, ENTRIES // min(old, new) ** 2)
     numbers = np.arange(old + new)

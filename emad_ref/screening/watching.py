@@ -116,4 +116,5 @@ def replayed_signs(trace: Trace, point: OperatingPoint, windows: DocumentOf, tex
     """
     columns = [probe - 1 for probe in point.probes]
     document = DocumentOf(windows.number[trace.sequence])
-    return signs_of(replay(trace, point).depth, trace.signal(point)[:, columns], document, point, text)
+    signal = trace.signal(point)[:, columns].astype(np.float64)
+    return signs_of(replay(trace, point).depth, signal, document, point, text)

@@ -55,7 +55,7 @@ def power_of(losses: NDArray[np.floating], documents: int, tolerance: float, lev
     drawn = rng.integers(len(losses), size=(documents, DRAWS))
     for column in losses.T[::-1]:  # the last first: who fails it has no need of the others
         drawn = drawn[:, betting(column[drawn], tolerance, level) <= level]
-    return drawn.shape[1] / DRAWS
+    return float(drawn.shape[1] / DRAWS)
 
 
 def needed_documents(losses: NDArray[np.floating], tolerance: float, level: float, *, seed: int = 0) -> int | None:
