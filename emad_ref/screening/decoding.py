@@ -23,10 +23,12 @@ from emad_ref.record import Floats
 from emad_ref.screening.bounded import EXCESS, excess
 from emad_ref.screening.choosing import Losses, loosest
 from emad_ref.screening.families import Family
-from emad_ref.screening.guarantee import Guarantee, guaranteed
+from emad_ref.screening.guarantee import Guarantee, guaranteed, require_order
 from emad_ref.screening.reached import Chooser
 from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.signs import Signs
 from emad_ref.screening.texts import ENOUGH, FEWEST, Text
+from emad_ref.screening.watching import read_signs
 from emad_ref.sweep.decoded import decoded_columns
 from emad_ref.sweep.grids import Dial
 from emad_ref.sweep.losses import Columns
@@ -37,7 +39,7 @@ STRICTNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 ROWS = 64
 TIMED = 16  # windows
 LARGEST = 10**6  # of them, whatever the time
-BESIDE = 3  # passes: full depth on the text to certify on, and two points on evaluation text
+BESIDE = 4  # passes: full depth and signs on the text to certify on, and two points on evaluation text
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,8 @@ class Certified:
     """``tried``: points decoded from strict to loose, with ``bounds`` [points], the least level that each will be
     confirmed at, and ``saved`` [points] net, all on the text to certify on.
 
-    ``chosen``: the loosest within the rise that is allowed; None: none is. ``promise``: of Learn-then-Test.
+    ``chosen``: the loosest within the rise that is allowed; None: none is. ``promise``: of Learn-then-Test, and
+    ``signs`` of the documents that it was made on, at most ``ENOUGH`` windows; None where nothing is promised.
     """
 
     family: Family
@@ -55,6 +58,7 @@ class Certified:
     chosen: OperatingPoint | None
     promise: Guarantee
     windows: int
+    signs: Signs | None
 
     @property
     def promised(self) -> OperatingPoint | None:
@@ -113,6 +117,7 @@ def certified(
     Raises:
         BadArgument: no points.
     """
+    require_order(points)
     columns = decoded(model, text, [full_depth(points[0].layers), *points], progress)
     tokens = text.lengths
     losses = Losses(columns.nll_nats[:, 0], tokens, text.documents, judged)
@@ -129,4 +134,9 @@ def certified(
     )
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = points[max(within)] if within else None
-    return Certified(family, tuple(points), bounds, saved, chosen, promise, len(text.windows))
+    found = Certified(family, tuple(points), bounds, saved, chosen, promise, len(text.windows), None)
+    if found.promised is None:
+        return found
+    seen = text.first(ENOUGH).windows
+    named = None if progress is None else f"{progress}, signs"
+    return replace(found, signs=read_signs(model.stepper, found.promised, seen, settings.corpus, progress=named))

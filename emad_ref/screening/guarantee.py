@@ -203,9 +203,10 @@ def require_order(points: Sequence[OperatingPoint]) -> None:
     Raises:
         BadArgument: points that differ in more than name and thresholds, or a threshold that is stricter than before.
     """
+    turned = dict.fromkeys(("name", "thresholds", "margin_nats"))
     for before, after in pairwise(points):
-        alike = {**before.to_json(), "name": "", "thresholds": ""} == {**after.to_json(), "name": "", "thresholds": ""}
-        sign = 1 if SIGNALS[after.signal].sense == "falls" else -1
-        if not alike or not (sign * np.subtract(after.thresholds, before.thresholds) >= 0).all():
+        alike = before.to_json() | turned == after.to_json() | turned
+        looser = np.greater_equal if SIGNALS[after.signal].sense == "falls" else np.less_equal
+        if not alike or not looser(after.thresholds, before.thresholds).all():
             expected = f"{before.name} with thresholds that exit at least as often"
             raise BadArgument("points", after.name, expected, "order them from strict to loose before any loss is seen")

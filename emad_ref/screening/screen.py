@@ -91,7 +91,8 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
     found = investigate(model, settings, progress=progress)
     said = recommended(found.slack, found.certified, found.decoded, settings.rise, too_few(found.texts))
     record = screened_json(found, said)
-    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, found.drafts.drafting, screened=record)
+    signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
+    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, found.drafts.drafting, record, signs)
 
 
 def investigate(model: Loaded, settings: Settings, *, progress: bool = False) -> Found:

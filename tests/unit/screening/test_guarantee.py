@@ -236,7 +236,9 @@ def test_what_is_no_guarantee_is_refused(change) -> None:
 def test_points_are_ordered_before_losses_are_seen() -> None:
     point = OperatingPoint("a", "gate", 12, 12, (4, 8), ((0.1, 0.2),), "free_eager")
     looser = replace(point, name="b", thresholds=((0.2, 0.2),))
-    require_order([point, looser])
+    require_order([point, looser, replace(looser, name="c", margin_nats=0.1)])
+    closed = [replace(each, thresholds=((-math.inf, each.thresholds[0][1]),)) for each in (point, looser)]
+    require_order(closed)  # a probe at which nothing leaves, under either
     for wrong in (
         [looser, point],
         [point, replace(looser, thresholds=((0.3, 0.1),))],
