@@ -1,6 +1,7 @@
 """What the page draws itself: lines, marks and intervals as plain data, for the template to set as SVG.
 
     cost and quality    rise of perplexity over net FLOPs saved, the region that the claim asks for shaded
+    saving and loss     what criteria save over what they lose, under the ceilings of those who know the divergence
     entropy by depth    mean entropy after each layer, targets of the probes
     depth by position   depth along the text, and where it no longer rises
 
@@ -100,8 +101,66 @@ class Chart:
 def charts(report: Report) -> list[Chart]:
     """All that the report has numbers for."""
     models = [model["name"] for model in report["models"]]
-    found = [make(report, model) for model in models for make in (cost_and_quality, entropy_by_depth, by_position)]
+    found = [make(report, model) for model in models for make in CHARTS]
     return [chart for chart in found if chart is not None]
+
+
+def saving_and_loss(report: Report, model: str) -> Chart | None:
+    """Net saving over rise of perplexity: ceilings first, so that their lines lie above all others."""
+    rows = [row for row in _rows(report, model, "saving against loss", tables=1) if row["rise %"] is not None]
+    if not rows:
+        return None
+    register = load_register()["EMAD-F1"].thresholds
+    saving, most = register["flop_reduction"], register["perplexity_rise"]
+    rows.sort(key=lambda row: row["kind"] != "ceiling")
+    series = [
+        Series(
+            family,
+            [
+                Mark(
+                    row["rise %"],
+                    row["net reduction %"],
+                    str(row.get("point", family)),
+                    [
+                        ("family", family),
+                        ("rise of perplexity", forms.rise(row["rise %"])),
+                        ("net FLOPs saved", forms.percent(row["net reduction %"])),
+                        ("blocks saved", forms.percent(row["blocks %"])),
+                    ],
+                )
+                for row in sorted((row for row in rows if row["family"] == family), key=lambda row: row["rise %"])
+            ],
+        )
+        for family in dict.fromkeys(row["family"] for row in rows)
+    ]
+    marks = [mark for one in series for mark in one.marks]
+    low, high = min(0.0, *(mark.x for mark in marks)), max(1.5 * most, *(mark.x for mark in marks))
+    bottom, top = min(0.0, *(mark.y for mark in marks)), 1.05 * max(1.2 * saving, *(mark.y for mark in marks))
+
+    def axes(frame: Frame) -> tuple[Axis, Axis, tuple[float, float, float, float]]:
+        x = rises(low, high, most, frame.left, frame.left + frame.across, lambda v: f"{100 * v:g}")
+        y = linear(bottom, top, frame.top + frame.up, frame.top, lambda v: f"{100 * v:.0f}")
+        return x, y, (frame.left, frame.top, x.place(most) - frame.left, y.place(saving) - frame.top)
+
+    knowing = [mark for one in series for mark in one.marks if mark.x <= most and _is_ceiling(rows, one.name)]
+    best = max((mark.y for mark in knowing), default=0.0)
+    return Chart(
+        title=f"{model}: saving against loss",
+        said=(
+            f"Who knew the divergence of every readout for nothing would save up to {forms.percent(best)} of FLOPs net "
+            f"at a loss of {forms.percent(most, 0)}: a ceiling, not a promise. The axis is linear up to "
+            f"{forms.percent(most, 0)} and logarithmic above. Left and up is better."
+        ),
+        x_label="rise of perplexity, % (less is better ←)",
+        y_label="net FLOPs saved, % (more is better ↑)",
+        layouts=_laid_out(series, axes),
+        marks=marks,
+        good=f"saves at least {forms.percent(saving, 0)}, costs at most {forms.percent(most, 0)}",
+    )
+
+
+def _is_ceiling(rows: Sequence[Mapping[str, Any]], family: str) -> bool:
+    return any(row["family"] == family and row["kind"] == "ceiling" for row in rows)
 
 
 def cost_and_quality(report: Report, model: str) -> Chart | None:
@@ -365,3 +424,6 @@ def _pair(interval: Sequence[float | None] | None) -> tuple[float, float] | None
     if interval is None or interval[0] is None or interval[1] is None:
         return None
     return interval[0], interval[1]
+
+
+CHARTS = (cost_and_quality, saving_and_loss, entropy_by_depth, by_position)

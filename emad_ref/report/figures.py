@@ -1,6 +1,7 @@
 """What there is to draw, one function per figure: rows of a recorded table → lines, marks and bars on a canvas.
 
     pareto                    rise of perplexity over net FLOPs saved, a line per family (EMAD, "Experiments")
+    saving against loss       net FLOPs and blocks saved over the rise of perplexity, ceilings above criteria
     entropy profile           mean entropy after each layer with the targets of the probes; what low entropy is worth
     depth by position         depth under the monotone schedule and without it, and entropy, along the text
     final token rank          rank of the final token after each layer, quantiles (early-exit LLMs, Figure 1)
@@ -34,6 +35,8 @@ Rows = Sequence[Mapping[str, Any]]
 MARKS = "os^vDP*X<>"
 LINES = ("-", "--", ":", "-.")
 QUANTILES = ("25%", "50%", "75%", "95%")  # as ``sweep.exits`` names them
+LOSSES = (0.1, 1.0, 5.0)  # percent, rises of perplexity that savings are told at
+SAVED = {"net reduction %": "net FLOPs saved, %", "blocks %": "blocks saved, %"}
 PARTS = {"confidence MFLOPs": "///", "decoder MFLOPs": ""}  # column → hatch
 WIDTH, HEIGHT = 7.5, 3.0  # inches, of one panel across the page
 BAR, LINE = 0.28, 0.22  # inches, of one bar and of one line of a legend
@@ -68,6 +71,30 @@ def pareto(canvas: Figure, rows: Rows) -> None:
     _scale(axes, "symlog", linthresh=1.0)
     axes.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     axes.set(xlabel="net FLOPs saved, %", ylabel="rise of perplexity, %")
+    _legend_below(canvas)
+
+
+def saving_against_loss(canvas: Figure, rows: Rows) -> None:
+    """Ceilings in black, without marks: nobody can get above them who does not know the future."""
+    panels = canvas.subplots(2, sharex=True)
+    for axes, (column, label) in zip(panels, SAVED.items(), strict=True):
+        kinds = {"ceiling": 0, "criterion": 0}
+        for family, own in _by("family", rows).items():
+            kind = "ceiling" if own[0]["kind"] == "ceiling" else "criterion"
+            points = sorted((100 * row["rise %"], 100 * row[column]) for row in own)
+            style = _style(kinds[kind])
+            if kind == "ceiling":
+                style = {"color": "black", "linestyle": LINES[kinds[kind] % len(LINES)], "linewidth": 1.8}
+            axes.plot(*zip(*points, strict=True), **style, label=family)
+            kinds[kind] += 1
+        for level in LOSSES:
+            axes.axvline(level, color="grey", linewidth=0.8, linestyle="--")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0)
+    axes.set_xscale("symlog", linthresh=LOSSES[0], subs=[2, 5])
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="rise of perplexity, %")
+    axes.set_xlim(0, max(2 * LOSSES[-1], max(100 * row["rise %"] for row in rows if row["kind"] == "ceiling")))
     _legend_below(canvas)
 
 
@@ -273,6 +300,9 @@ def _one_bar_each(rows: Rows) -> tuple[float, float]:
 
 FIGURES: dict[str, Drawing] = {
     "pareto": Drawing(pareto, ("family",), ("net reduction %", "rise %"), (), _panels_high(1, "family")),
+    "saving against loss": Drawing(
+        saving_against_loss, ("family", "kind"), ("rise %", *SAVED), (), _panels_high(2, "family")
+    ),
     "entropy profile": Drawing(
         entropy_profile,
         (),

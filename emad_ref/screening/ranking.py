@@ -158,7 +158,7 @@ def figure_rows(families: Iterable[Family], judged: Read, chosen: Read | None = 
                 "net reduction %": float(saved[at]),
                 "blocks %": float(layers[at]),
                 "rise %": float(math.expm1(lost[at] - lost[0])),
-                "ceiling": family.knows,
+                "kind": "ceiling" if family.knows else "criterion",
             }
             for at in np.flatnonzero(corners)
         ]

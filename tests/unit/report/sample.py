@@ -65,6 +65,24 @@ MOVING = [
     {"title": "a text", "model": "m", "rows": TOKENS, "figure": "depth by token"},
     {"title": "a text of recall", "model": "s + m", "rows": TURNS, "figure": "model by token"},
 ]
+SAVING = [
+    {
+        "family": family,
+        "kind": kind,
+        "point": f"{family} {saved}",
+        "rise %": rise,
+        "net reduction %": saved,
+        "blocks %": 1.5 * saved,
+    }
+    for family, kind, saved, rise in (
+        ("gate", "criterion", 0.3, 0.0095),
+        ("gate", "criterion", 0.0, 0.0),
+        ("gate", "criterion", 0.4, 0.05),
+        ("oracle", "ceiling", 0.0, 0.0),
+        ("oracle", "ceiling", 0.35, 0.008),
+        ("oracle", "ceiling", 0.5, 0.06),
+    )
+]
 LEGS = (
     Leg("world:premise", "falsified", 0.03125, (0.0211, 0.0419), 200, 0.01, "relative rise", "", 0.00012, 0.99988),
     Leg("recall", "unmeasured", None, None, 0, None, "accuracy drop", "no items"),

@@ -8,7 +8,7 @@ import pytest
 
 from emad_ref.report.figures import FIGURES, LINES, MARKS, QUANTILES
 from emad_ref.report.plots import draw, drawn
-from tests.unit.report.sample import MARGINS, PARETO, TOKENS, TURNS
+from tests.unit.report.sample import MARGINS, PARETO, SAVING, TOKENS, TURNS
 
 pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 
@@ -59,6 +59,7 @@ COST = [
 ]
 ROWS = {
     "pareto": PARETO,
+    "saving against loss": SAVING,
     "entropy profile": PROFILE,
     "depth by position": ALONG,
     "final token rank": RANKS,
@@ -107,6 +108,24 @@ def test_pareto_has_a_line_per_family_in_percent_by_what_it_saves():
         low, high = axes.get_ylim()
         assert low < 0.4
         assert high > 300.0
+
+
+def test_saving_against_loss_has_ceilings_in_black_and_a_panel_for_blocks():
+    with drawn("saving against loss", SAVING, "t") as canvas:
+        net, blocks = canvas.axes
+        assert labels(net)[1] == "net FLOPs saved, %"
+        assert labels(blocks) == ("rise of perplexity, %", "blocks saved, %")
+        assert labelled(net) == {
+            "gate": [(0.0, 0.0), (pytest.approx(0.95), 30.0), (5.0, 40.0)],
+            "oracle": [(0.0, 0.0), (0.8, 35.0), (6.0, 50.0)],
+        }
+        assert labelled(blocks)["oracle"][-1] == (6.0, 75.0)
+        looks = {line.get_label(): (line.get_color(), line.get_marker()) for line in net.lines}
+        assert looks["oracle"] == ("black", "None")
+        assert looks["gate"][1] == MARKS[0]
+        assert net.get_xscale() == "symlog"
+        assert net.get_ylim()[0] == 0.0
+        assert net.get_xlim()[1] >= 10.0
 
 
 def test_many_families_keep_marks_of_their_own():

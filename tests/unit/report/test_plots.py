@@ -74,7 +74,7 @@ def test_rows_without_a_number_are_left_out_and_counted():
 @pytest.mark.parametrize(
     ("figure", "rows", "message"),
     [
-        ("pie", PARETO, "figure='pie', but expected one of pareto, entropy profile, depth by position"),
+        ("pie", PARETO, "figure='pie', but expected one of pareto, saving against loss, entropy profile"),
         ("pareto", [], "rows=[], but expected at least one row"),
         ("pareto", [{"family": "a", "rise %": 0.1}], "expected 'net reduction %', which figure 'pareto' draws"),
         ("pareto", [PARETO[0], {"family": "b"}], "columns of row 1=['family'], but expected 'net reduction %'"),

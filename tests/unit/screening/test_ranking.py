@@ -71,5 +71,5 @@ def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> Non
     assert [row["point"] for row in rows if row["family"] == "entropy"] == ["entropy 0", "entropy 2", "entropy 3"]
     assert [row["rise %"] for row in rows if row["family"] == "entropy"] == pytest.approx([0, 0.02, 0.05])
     assert [row["net reduction %"] for row in rows if row["family"] == "oracle"] == pytest.approx([0, 0.2, 0.5])
-    assert [row["ceiling"] for row in rows] == [False] * 3 + [True] * 3
-    assert all(type(row["rise %"]) is float and type(row["ceiling"]) is bool for row in rows)
+    assert [row["kind"] for row in rows] == ["criterion"] * 3 + ["ceiling"] * 3
+    assert all(type(row["rise %"]) is float for row in rows)
