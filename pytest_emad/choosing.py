@@ -1,8 +1,9 @@
 """Which tests of a run are asked at all: by claim, by pair, by budget. What is not asked is not missing, and told once.
 
 ``--emad-only`` chooses by claim: what else the suites hold, and tests marked with another claim, are left out on
-request. Tests about a pair are asked where one was named, or where ours is meant (``emad_ref.evidence.pair.names``).
-What is marked with a larger budget waits for it, unless it gates, was chosen, or is about a pair that was named.
+request. Tests about a pair are asked where one was named, or where ours is meant (``emad_ref.evidence.pair.names``);
+tests of an exit where one was brought. What is marked with a larger budget waits for it, unless it gates, was chosen,
+or is about a pair that was named or an exit that was brought.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 
 from emad_ref.evidence.study import BUDGETS
-from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_PAIR
+from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_EXIT, NO_PAIR
+from emad_ref.verdict.choosing import OF_EXITS
 from emad_ref.verdict.claims import Claim
 from pytest_emad import installed
 from pytest_emad.options import Settings
 
+OF_EXIT = "emad_exit"  # the fixture that holds one
 ABOUT_PAIR = frozenset({"emad_pair", "emad_pair_names"})  # the fixtures that know of one
 
 
@@ -42,6 +45,8 @@ def not_asked(item: pytest.Item, chosen: Settings, register: Mapping[str, Claim]
         return ABOVE  # first: what belongs to a larger budget is no part of this run's proof either
     if chosen.only and claim not in chosen.only and (ours or claim is not None):
         return LEFT_OUT
+    if ours and OF_EXIT in getattr(item, "fixturenames", ()) and chosen.study.exit is None:
+        return NO_EXIT
     return NO_PAIR if ours and of_pair and chosen.pair is None else ""
 
 
@@ -50,6 +55,7 @@ def _asked_for(claim: str | None, of_pair: bool, chosen: Settings, register: Map
     if claim is None:
         return False
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
+    wanted = wanted or (chosen.study.exit is not None and claim.startswith(OF_EXITS))
     return wanted or register[claim].gates(chosen.gate_claims)
 
 

@@ -22,6 +22,7 @@ from pytest_emad.recording import Recorder
 if TYPE_CHECKING:
     import numpy as np
 
+    from emad_ref.evidence.beyond import Beyond
     from emad_ref.evidence.gathered import Evidence
     from emad_ref.evidence.host import Host
     from emad_ref.evidence.pair.gathered import Pair
@@ -120,6 +121,12 @@ def emad_evidence(emad_model: Loaded, emad_settings: Settings, emad_host: Host, 
         evidence = Evidence(emad_model, emad_settings.study, emad_host)
         evidence.check()
     return evidence
+
+
+@pytest.fixture
+def emad_exit(emad_evidence: Evidence) -> Beyond:
+    """The exit of ``--emad-exit``, attached to the model under test, and its points; tests of it need one."""
+    return emad_evidence.beyond
 
 
 @pytest.fixture(scope="session")

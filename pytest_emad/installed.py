@@ -190,17 +190,21 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
 def provenance(config: pytest.Config) -> dict[str, Any]:
     """Where a result comes from: versions, commit, platform, threads, device, dtype, seed. Built-in types only."""
     chosen = settings(config)
-    return {
-        "versions": {name: _version(name) for name in (DISTRIBUTION, *REPORTED)}
-        | {"python": platform.python_version()},
-        "commit": _described(HOME) if (HOME / ".git").exists() else None,
-        "platform": platform.platform(),
-        "machine": platform.processor() or platform.machine(),
-        "torch_threads": torch_threads(),
-        "device": chosen.study.device,
-        "dtype": chosen.study.dtype,
-        "seed": chosen.study.seed,
-    } | ({"extensions": added} if (added := extending.provenance()) else {})
+    return (
+        {
+            "versions": {name: _version(name) for name in (DISTRIBUTION, *REPORTED)}
+            | {"python": platform.python_version()},
+            "commit": _described(HOME) if (HOME / ".git").exists() else None,
+            "platform": platform.platform(),
+            "machine": platform.processor() or platform.machine(),
+            "torch_threads": torch_threads(),
+            "device": chosen.study.device,
+            "dtype": chosen.study.dtype,
+            "seed": chosen.study.seed,
+        }
+        | ({} if chosen.study.exit is None else {"exit": chosen.study.exit_digest})
+        | ({"extensions": added} if (added := extending.provenance()) else {})
+    )
 
 
 def torch_threads() -> int | None:

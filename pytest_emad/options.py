@@ -178,6 +178,14 @@ OPTIONS: tuple[Option, ...] = (
         "also judge EMAD at this margin, in nats; a pasted minus sign (U+2212) will do",
         "NATS",
     ),
+    Option(
+        "exit",
+        values.file,
+        None,
+        "exit that `emad screen` wrote for this model: asks EMAD-X1 to X6 of it at any budget, and its points of every "
+        "audit",
+        "FILE",
+    ),
     Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
     Option(
         "gate", values.one_of(GATES), "paper", "paper: falsifiers fail the run; known: a change of a known verdict does"

@@ -107,6 +107,7 @@ def _docket(args: argparse.Namespace, register: dict[str, Claim]) -> Docket:
         data=args.data,
         profile=args.profile,
         margin=args.margin,
+        exit=args.exit,
         tasks=args.tasks,
         limit=args.limit,
         allow_code_execution=args.allow_code_execution,
@@ -245,6 +246,8 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "--margin", type=read(values.pasted(values.nats), "--margin"), metavar="NATS", help="also judge EMAD at it"
     )
+    sub.add_argument("--exit", type=read(values.file, "--exit"), metavar="FILE",
+                     help="as --emad-exit: also ask EMAD-X1, X2, X5 and X6 of it")  # fmt: skip
     sub.add_argument("--lm-eval-tasks", dest="tasks", type=read(values.task_names, "--lm-eval-tasks"),
                      default=frozenset(), metavar="NAMES", help="e.g. wikitext,gsm8k")  # fmt: skip
     sub.add_argument("--limit", type=read(values.count, "--limit"), metavar="N", help="documents per lm-eval task")
@@ -273,6 +276,7 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
         "emad judge emad-tiny --gate known --golden golden --seed 1 --tables",
         "emad judge ./llama --corpus wikitext --data ./data --budget standard --device cuda --dtype bfloat16",
         "emad judge emad-tiny --profile profile.json --margin 0.2 --inconclusive fail --require quality",
+        "emad judge emad-tiny --exit tiny.exit --claims EMAD-X*",
         "emad judge emad-tiny --decoder 'exec:emad serve emad-tiny' --decoder-timeout 30 --gate-claims EMAD-E10",
         "emad judge ./llama --lm-eval-tasks gsm8k --limit 50 --allow-code-execution --register mine.toml",
         "emad judge emad-tiny --claims EAD-F1 --pair emad-nano,emad-tiny",

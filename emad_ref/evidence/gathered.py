@@ -9,8 +9,11 @@ from dataclasses import replace
 from functools import cached_property
 
 from emad_ref.calibration.trace import EmptyCorpus
+from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.bridging import Bridging
+from emad_ref.evidence.drafted import Drafted
 from emad_ref.evidence.estimates import Estimates
+from emad_ref.evidence.exchanged import Exchanged
 from emad_ref.evidence.exits import Exits
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.lending import Lending, copied
@@ -41,7 +44,8 @@ class Evidence:
 
         Raises:
             EmadError: layers that do not walk as the model does, a family without a tolerance, a split without text,
-                a profile that cannot be read or belongs to another model, a margin under which nothing exits.
+                a profile or an exit that cannot be read or belongs to another model, a margin under which nothing
+                exits.
         """
         assert self.subject.tolerance > 0  # asks for the stepper, which walks the model once and compares
         for split in JUDGED:
@@ -52,6 +56,8 @@ class Evidence:
                 )
         if self.study.profile is not None or self.study.margin is not None:
             self.traces.profile.point(self.study.margin or 0.0)
+        if self.study.exit is not None:
+            assert self.beyond.exit  # read, and held against this model
         self.scored.published.check()
 
     # ------------------------------------------------------------ what reports say of it
@@ -109,6 +115,21 @@ class Evidence:
     def stopwatch(self) -> Stopwatch:
         """What the decoder under test takes in time."""
         return Stopwatch(self.points)
+
+    @cached_property
+    def beyond(self) -> Beyond:
+        """What would work on this model instead: an exit, ceilings, and what of EMAD fails."""
+        return Beyond(self.traces, self.bridging)
+
+    @cached_property
+    def drafted(self) -> Drafted:
+        """What drafting for itself takes in time."""
+        return Drafted(self.beyond, self.stopwatch)
+
+    @cached_property
+    def exchanged(self) -> Exchanged:
+        """EMAD as published beside itself with one part exchanged."""
+        return Exchanged(self.beyond, self.traces)
 
     @cached_property
     def exits(self) -> Exits:

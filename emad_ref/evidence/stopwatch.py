@@ -12,16 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 
-from emad_ref.audit.finding import Finding
+from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.lens import read_from_logits
 from emad_ref.audit.timed import TimedRequest, lengths, requests
+from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.study import BUDGETS, Study
@@ -39,6 +40,7 @@ TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shorten
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
 WARM_UP = 2  # pairs that are not counted
 FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
+MADE_UP = ("copying", "translated")  # schedules whose states above an exit are not the model's own
 AUDITED_ROWS = 4  # of the timed requests of a batch size, looked at after the clock
 
 Done = Record | Ints  # what an arm made of a request: its record, or the tokens [rows, new] of one that keeps none
@@ -140,26 +142,40 @@ class Stopwatch:
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, **points}, rows)
             arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
-            return self._requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
+            return self.requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
 
     def _race(self, point: OperatingPoint, rows: int) -> Requests:
-        new, pairs = self.request_shape[1], self._subject.budget.pairs
-        most = min(pairs, max(1, AUDITED_ROWS // rows))
-        looked_at = np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False)
+        new = self.request_shape[1]
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
-            arms[GENERATE] = lambda prompts: self._subject.own_greedy(prompts, new)
-            if not self.without_compiled:
-                arms[COMPILED] = lambda prompts: self._subject.own_greedy(prompts, new, compiled=True)
-            return self._requests(arms, rows, sorted(looked_at.tolist()), decoders[FULL])
+            return self.requests(arms | self.baselines, rows, self.looked_at(rows), decoders[FULL])
+
+    @property
+    def baselines(self) -> dict[str, Callable[[list[Prompt]], Done]]:
+        """The model's ``generate`` and, where it runs, its compiled twin."""
+        subject, new = self._subject, self.request_shape[1]
+        arms: dict[str, Callable[[list[Prompt]], Done]] = {GENERATE: lambda prompts: subject.own_greedy(prompts, new)}
+        if not self.without_compiled:
+            arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
+        return arms
+
+    def looked_at(self, rows: int) -> list[int]:
+        """Pairs of so many rows that are looked at after the clock: a random few."""
+        pairs = self._subject.budget.pairs
+        most = min(pairs, max(1, AUDITED_ROWS // rows))
+        return sorted(np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False).tolist())
 
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:
         return {name: stack.enter_context(self._subject.open(point, max_rows=rows)) for name, point in points.items()}
 
-    def _requests(
+    def requests(
         self, arms: Mapping[str, Callable[[list[Prompt]], Done]], rows: int, audited: Collection[int], clocked: Decoder
     ) -> Requests:
+        """Every arm on the same fresh prompts, ``rows`` of them a pair; ``clocked`` waits for its device.
+
+        ``audited``: pairs of which all is kept that the arms made of them.
+        """
         length, pairs = self.request_shape[0], self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
@@ -186,13 +202,43 @@ class Stopwatch:
     # ------------------------------------------------------------ after the clock
 
     def checked(self, point: OperatingPoint, rows: int) -> Finding:
-        """Whether what was emitted at ``rows`` while the clock ran is what every arm claims of it: ``audit.timed``."""
-        timed, new = self.timed(point)[rows], self.request_shape[1]
+        """Whether what was emitted at ``rows`` while the clock ran is what every arm claims of it: ``audit.timed``.
+
+        Where states above an exit are made up, the model's own say nothing of what follows: there our own decoder
+        decodes the same requests again, and tokens and depths must be the same.
+        """
+        timed, full = self.timed(point)[rows], {FULL: self._subject.full}
+        if point.schedule not in MADE_UP:
+            return self.held(timed, full | {ADAPTIVE: point}, rows)
+        others = replace(timed, done={arm: found for arm, found in timed.done.items() if arm != ADAPTIVE})
+        beside, again = self.held(others, full, rows), self._again(timed, point, rows)
+        return beside if beside.passed is False else again
+
+    def _again(self, timed: Requests, point: OperatingPoint, rows: int) -> Finding:
+        own, tally = WalkedDecoder(self._subject.stepper, point, max_rows=rows), Tally("timed", needed=0)
+        with tally:
+            for pair in timed.audited:
+                found = timed.done[ADAPTIVE][pair]
+                assert isinstance(found, Record), "a decoder's arm keeps its records"
+                again = own.generate(timed.prompts[pair], self.request_shape[1], frozenset())
+                for row, (mine, theirs) in enumerate(zip(again.emitted, found.emitted, strict=True)):
+                    same = np.array_equal(mine, theirs) and np.array_equal(
+                        again.tokens.of(row).depth, found.tokens.of(row).depth
+                    )
+                    tally.require(
+                        same, f"{ADAPTIVE}, row {row}: {theirs.tolist()}, but our own decoder {mine.tolist()}"
+                    )
+                    tally.n += len(mine)
+        return tally.finding()
+
+    def held(self, timed: Requests, points: Mapping[str, OperatingPoint], rows: int) -> Finding:
+        """The same of any requests: arms of ``points`` are held to those, all others to full depth."""
+        new = self.request_shape[1]
         emitted = {arm: [_emitted(found) for found in each] for arm, each in timed.done.items()}
         finding = lengths(emitted, rows, new)
         if finding.passed is False:
             return finding
-        subject, points = self._subject, {FULL: self._subject.full, ADAPTIVE: point}
+        subject, point = self._subject, [*points.values()][-1]
         with subject.open(point, max_rows=rows) as decoder:
             capabilities = decoder.capabilities
         noisy = max(subject.tolerance, capabilities.logit_noise)
@@ -200,7 +246,7 @@ class Stopwatch:
         looked_at = None
         if rows > AUDITED_ROWS and read_from_logits(point):
             looked_at = np.random.default_rng([subject.seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
-        chosen = [_audited(timed, pair) for pair in timed.audited]
+        chosen = [_audited(timed, pair, points) for pair in timed.audited]
         return requests(chosen, points, new, subject.lens, tolerance, counted=capabilities.counted, rows=looked_at)
 
     # ------------------------------------------------------------ what reports say
@@ -299,8 +345,8 @@ def _emitted(done: Done | Sequence[Ints]) -> Sequence[Ints]:
     return done.emitted if isinstance(done, Record) else list(done)
 
 
-def _audited(timed: Requests, pair: int) -> TimedRequest:
+def _audited(timed: Requests, pair: int, points: Collection[str]) -> TimedRequest:
     done = {arm: found[pair] for arm, found in timed.done.items()}
-    records = {arm: found for arm, found in done.items() if isinstance(found, Record)}
+    records = {arm: found for arm, found in done.items() if isinstance(found, Record) and arm in points}
     emitted = {arm: _emitted(found) for arm, found in done.items() if arm not in records}
     return TimedRequest(timed.prompts[pair], records, emitted)

@@ -62,6 +62,7 @@ class Study:
     ``walk``     ``models.anatomy.BACKENDS``: by fused steps, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
+    ``exit``     an exit's file (``screening.exit_file``), in place of one that is found in the run.
     ``tasks``    lm-eval's, by name; ``limit``: documents of each, None for all; ``data``: a folder with local files.
     ``journal``  a folder in which lm-eval's results are kept for a run that goes on; None: nowhere.
     """
@@ -75,6 +76,7 @@ class Study:
     data: Path | None = None
     profile: Path | None = None
     margin: float | None = None
+    exit: Path | None = None
     tasks: frozenset[str] = frozenset()
     limit: int | None = None
     allow_code_execution: bool = False
@@ -88,9 +90,19 @@ class Study:
         """
         given: dict[str, object] = {
             "allow_code_execution": self.allow_code_execution or None,
+            "exit": self.exit_digest,
             "limit": self.limit,
             "margin": self.margin,
-            "profile": None if self.profile is None else sha256(read_bytes(self.profile, "profile")).hexdigest()[:16],
+            "profile": _digest(self.profile, "profile"),
             "tasks": "+".join(sorted(self.tasks)) or None,
         }
         return [f"{name}={value}" for name, value in given.items() if value is not None]
+
+    @property
+    def exit_digest(self) -> str | None:
+        """Of the exit's file, None without one: which it was, wherever it lay. Raises BadFile."""
+        return _digest(self.exit, "exit")
+
+
+def _digest(path: Path | None, what: str) -> str | None:
+    return None if path is None else sha256(read_bytes(path, what)).hexdigest()[:16]

@@ -52,10 +52,10 @@ class Traces:
     @cached_property
     def evaluation(self) -> Trace:
         self._require_plain()
-        return self.subject.trace(self._evaluated, f"evaluate, {self.subject.corpus}")
+        return self.subject.trace(self.evaluated, f"evaluate, {self.subject.corpus}")
 
     @cached_property
-    def _evaluated(self) -> list[TokenSequence]:
+    def evaluated(self) -> list[TokenSequence]:
         return self.subject.sequences("evaluate", self.subject.budget.evaluate)
 
     # ------------------------------------------------------------ the unit that intervals resample
@@ -63,12 +63,12 @@ class Traces:
     @cached_property
     def windows(self) -> DocumentOf:
         """[windows] the document each window of ``evaluation`` was cut from."""
-        return documents_of(self._evaluated)
+        return documents_of(self.evaluated)
 
     @cached_property
     def tokens(self) -> DocumentOf:
         """[tokens] the document each token of ``evaluation`` belongs to."""
-        return tokens_of(self.evaluation, self._evaluated)
+        return tokens_of(self.evaluation, self.evaluated)
 
     def by_document(self, values: NDArray[Any]) -> ByDocument:
         """Sums of ``values`` [windows, …] of ``evaluation`` within each document."""

@@ -18,6 +18,7 @@ import numpy as np
 from emad_ref.evidence.study import Study
 from emad_ref.questions.asking import Asked, Question
 from emad_ref.questions.register import question_of
+from emad_ref.verdict.choosing import OF_EXITS
 from emad_ref.verdict.claims import Claim
 
 
@@ -35,13 +36,15 @@ class Docket:
         return self.register[claim].gates(self.gate_claims)
 
     def asks(self, claim: str, *, pair_named: bool = False) -> bool:
-        """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget.
+        """Whether the run asks the row although nobody named it: within its budget, or a gate, at every budget; or,
+        where an exit was brought, about exits.
 
         ``pair_named``: by a user, who thereby asks for the rows about it.
         """
         question = question_of(claim)
         named = pair_named and question.about == "pair"
-        return named or self.gates(claim) or question.within(self.study.budget)
+        brought = self.study.exit is not None and claim.startswith(OF_EXITS)
+        return named or brought or self.gates(claim) or question.within(self.study.budget)
 
     def asked(self, claim: str, model: str, layers: int) -> Asked:
         """What the question of ``claim`` is given on a model of ``layers`` layers; the generator starts at the seed."""

@@ -2,10 +2,8 @@
 (Early-exit LLMs, Introduction, Eq. (1))
 
 The promise is about calibration sets, so sets are the unit: no two share an item, for sets drawn again and again from
-the same items agree because of those items. Each set chooses by ``sweep.risk.certify``; the risk of what it chose is
-that of a pool which no set has an item of. A set has broken the promise where its choice is shown to risk more than δ
-there, and kept it where it is shown to risk less, or chose full depth; what the pool leaves open counts against either
-verdict, and so does the chance that the pool misleads.
+the same items agree because of those items. Each set chooses by ``sweep.risk.certify``; what became of the promise is
+looked up in a pool which no set has an item of (``promises``).
 
 The promise is a theorem for independent losses in 0–1: a falsified row tells of the machine that keeps it. It cannot
 fail where no threshold on the grid risks more than δ, and is worth little where most sets choose full depth: neither
@@ -14,26 +12,21 @@ survives. It does not apply to decoder-only models, to random weights, nor to a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-
-from scipy import stats
 
 from emad_ref.evidence.exits.consistency import Consistency
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.early_exits import EXIT_TASKS, on_items, premise_absent, unasked, untold
-from emad_ref.record import Bools, Floats
-from emad_ref.sweep.risk import hoeffding_bentkus, selected
+from emad_ref.questions.promises import share_of_sets, shown
+from emad_ref.record import Bools
+from emad_ref.sweep.risk import selected
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.legs import LEVEL, Tested, corrected, counted, row, weighed
+from emad_ref.verdict.legs import Tested, corrected, counted, row
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.4, 0.1)  # of softmax response, strict to loose
-MISLED = 0.01  # chance, over pools, that any threshold is taken for another than it is
 ENOUGH = 0.5  # share of sets that must choose an exit for the promise to be worth something
-NOUN = "calibration sets"
 
 
 @dataclass(frozen=True)
@@ -77,17 +70,6 @@ def decide(found: Found, asked: Asked) -> Verdict:
     return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
-def shown(pool: Floats, delta: float) -> tuple[Bools, Bools]:
-    """(shown to risk more than ``delta``, shown to risk less), [λ] each, of losses [items, λ] in 0–1.
-
-    Hoeffding–Bentkus on either side, for the mean of 1 − loss against 1 − δ is the same question asked the other way.
-    """
-    n, error = len(pool), MISLED / (2 * pool.shape[1])
-    risky = hoeffding_bentkus((1 - pool).sum(axis=0), n, 1 - delta)
-    safe = hoeffding_bentkus(pool.sum(axis=0), n, delta)
-    return risky <= error, safe <= error
-
-
 def promised(each: Consistency, more: Bools, less: Bools, layers: int, asked: Asked) -> Kept:
     """Let every set choose, and look the choices up."""
     delta, level = asked.claim.thresholds["tolerance"], 1 - asked.claim.thresholds["coverage"]
@@ -124,32 +106,10 @@ def _cannot_tell(name: str, each: Consistency, more: Bools, kept: Kept, asked: A
 
 
 def _tested(name: str, kept: Kept, asked: Asked) -> Tested:
-    """Exact binomial tests over sets, of those that are sure to have kept or broken the promise."""
-    least, whole = asked.claim.thresholds["coverage"], kept.sets - kept.broken
-    low = stats.binomtest(kept.safe, kept.sets, least, alternative="greater")
-    high = stats.binomtest(whole, kept.sets, least, alternative="less")
-    estimate = Estimate(
-        kept.seen / kept.sets,
-        float(stats.binomtest(kept.safe, kept.sets).proportion_ci(0.95, method="exact").low),
-        float(stats.binomtest(whole, kept.sets).proportion_ci(0.95, method="exact").high),
-        kept.sets,
-        min(1.0, float(low.pvalue) + MISLED),
-        min(1.0, float(high.pvalue) + MISLED),
-        asked.claim.unit,
-        f"Clopper–Pearson over {NOUN}, of those whose risk the pool shows",
-        NOUN,
-    )
-    tested = weighed(name, estimate, "below", least, asked.claim.minimum)
-    return Tested(tested.leg, NOUN, lambda error: needed_sets(least))
-
-
-def needed_sets(coverage: float) -> int:
-    """The fewest sets that can show ``coverage``: all keep the promise.
-
-    >>> needed_sets(0.95)
-    63
-    """
-    return math.ceil(math.log(LEVEL - MISLED) / math.log(coverage))
+    """Of the sets that are sure to have kept or broken the promise."""
+    counts = {"sure": kept.safe, "not_so": kept.broken, "seen": kept.seen}
+    least, claim = asked.claim.thresholds["coverage"], asked.claim
+    return share_of_sets(name, kept.sets, **counts, least=least, unit=claim.unit, minimum=claim.minimum)
 
 
 def _beside(task: str, each: Consistency, kept: Kept, unit: str) -> list[Leg]:

@@ -17,3 +17,10 @@ def quality_premise(evidence: Evidence, asked: Asked) -> Verdict | None:
 def unanswered(evidence: Evidence) -> str:
     """Why the decoder under test leaves quality undecided that the weights have; empty where it does not."""
     return "" if evidence.subject.without_quality else evidence.bridging.refusal
+
+
+def exit_premise(evidence: Evidence, asked: Asked) -> Verdict | None:
+    """Weights that mean something, and an exit to look at; else a verdict that says what is absent."""
+    if reason := evidence.subject.without_quality:
+        return asked.not_applicable(reason)
+    return asked.unmeasured(missing) if (missing := evidence.beyond.missing) else None

@@ -15,7 +15,7 @@ from typing import Any
 
 from emad_ref.report.reading import Report
 from emad_ref.report.shipped import below
-from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_PAIR
+from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_EXIT, NO_PAIR
 from emad_ref.verdict.gating import UNDECIDED
 
 # the rows without which nothing is known of a decoder, and the shipped test that asks each
@@ -48,7 +48,7 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, alw
     run may ask for part of what there is, a proof may not.
     """
     wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
-    excused = [ABOVE, NO_PAIR] if always else [ABOVE, NO_PAIR, LEFT_OUT]
+    excused = [ABOVE, NO_EXIT, NO_PAIR] if always else [ABOVE, NO_EXIT, NO_PAIR, LEFT_OUT]
     lost = [*_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
     return [*_whose(report), *lost, *_contradicted(report)]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 ABOVE = "above the budget"
 NO_PAIR = "no pair was named"
+NO_EXIT = "no exit was brought"  # not told: nothing is missing where nobody has one
 LEFT_OUT = "left out by --emad-only"
 
 LISTED = 12  # claims that are named; more are counted

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from emad_ref.errors import BadArgument, nearest
 
+OF_EXITS = "EMAD-X"  # how the ids begin of rows about an exit: whoever brings one asks them
 DASHES = str.maketrans(dict.fromkeys("‐‑–−", "-"))  # hyphens of typeset text, en dash, minus sign U+2212
 
 

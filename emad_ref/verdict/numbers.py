@@ -25,6 +25,7 @@ SHARES = {
     "saving lost": "z.1f",
     "|difference| of the saving": "z.2f",
     "share of block FLOPs": "z.2f",
+    "share of blocks": "z.1f",
     "share of the score": "z.2f",
     "share of tokens": "z.2f",
     "share of hard tokens": "z.2f",

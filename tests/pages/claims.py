@@ -53,7 +53,7 @@ def _on_record(claim: Claim, record: Iterable[Entry]) -> str:
         return "nothing; a verdict on time or energy belongs to the machine it was measured on."
     rows = [entry for entry in record if entry["claim"] == claim.id]
     said = [f"**{verdict}** {_where(rows, verdict)}" for verdict in ORDER if any(e["verdict"] == verdict for e in rows)]
-    return "; ".join(said) + "."
+    return f"{'; '.join(said) or 'nothing yet'}."
 
 
 def _where(rows: Iterable[Entry], verdict: str) -> str:

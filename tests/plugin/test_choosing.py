@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,7 @@ from verdicts import verdict
 @pytest.mark.parametrize("claim", [
     pytest.param("EMAD-E12", marks=pytest.mark.emad(claim="EMAD-E12", budget="standard")),
     pytest.param("EMAD-F1", marks=pytest.mark.emad(claim="EMAD-F1", budget="standard")),
+    pytest.param("EMAD-X1", marks=pytest.mark.emad(claim="EMAD-X1", budget="standard")),
 ])
 def test_claim(emad_record, claim):
     emad_record.claim(verdict("survived", claim))
@@ -152,7 +154,7 @@ def test_of_the_pair(emad_record, emad_pair_names):
     emad_record.claim(verdict("survived", "EAD-A1"))
 """
 SOON = ("EMAD-F1",)  # it gates
-LATE = ("EMAD-E12", "EMAD-F1", "EAD-A1")
+LATE = ("EMAD-E12", "EMAD-F1", "EMAD-X1", "EAD-A1")
 
 
 @pytest.mark.parametrize(
@@ -164,14 +166,19 @@ LATE = ("EMAD-E12", "EMAD-F1", "EAD-A1")
         (["--emad-only", "EMAD-E12"], ("EMAD-E12",)),
         (["--emad-gate-claims", "EMAD-E12"], ("EMAD-E12", "EMAD-F1")),
         (["--emad-pair", "one,two"], ("EMAD-F1", "EAD-A1")),
+        (["--emad-exit", "found.exit"], ("EMAD-F1", "EMAD-X1")),
     ],
 )
 def test_a_claim_that_takes_long_waits_unless_it_gates_or_is_asked_for(
     suites: Path, run: Run, arguments: list[str], asked: tuple[str, ...]
 ) -> None:
     (suites / "test_model.py").write_text(WAITING)
+    (suites.parents[1] / "found.exit").write_text("found")
     run("suites", *arguments, "--emad-report", "out")
     report = report_of(suites.parents[1] / "out")
     assert {entry["id"] for entry in report["claims"]} == set(asked)
+    assert report["provenance"].get("exit") == (
+        sha256(b"found").hexdigest()[:16] if "--emad-exit" in arguments else None
+    )
     said = any("--emad-all-claims" in note for note in report["notes"])
     assert said == (not {"EMAD-E12", "EAD-A1"} <= set(asked)), "what waits is said once"

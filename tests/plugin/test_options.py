@@ -23,6 +23,7 @@ VALUES: dict[str, tuple[str, Any]] = {
     "decoder-timeout": ("2.5", 2.5),
     "profile": ("profile.json", "profile.json"),
     "margin": ("0.25", 0.25),
+    "exit": ("found.exit", "found.exit"),
     "report": ("new/report", "new/report"),
     "gate": ("known", "known"),
     "gate-claims": ("EMAD-E1,EMAD-E3", frozenset({"EMAD-E1", "EMAD-E3"})),
@@ -40,12 +41,13 @@ VALUES: dict[str, tuple[str, Any]] = {
     "limit": ("50", 50),
 }
 FIELDS = {"model": "models"}
-PATHS = ("profile", "report", "claims", "golden", "data")
+PATHS = ("profile", "exit", "report", "claims", "golden", "data")
 
 
 @pytest.fixture(autouse=True)
 def files(project: pytest.Pytester) -> None:
     project.path.joinpath("profile.json").write_text("{}")
+    project.path.joinpath("found.exit").write_text("{}")
     project.path.joinpath("claims.toml").write_text("[EMAD-F1]\nthresholds = { perplexity_rise = 0.02 }\n")
     for folder in ("data", "goldens", "blocked/report.json"):
         project.path.joinpath(folder).mkdir(parents=True)
@@ -151,7 +153,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-pair=a,b", "--emad-small-model=a"], "--emad-pair='a,b', but expected no other option that names"),
         (["--emad-pair=a,b,c"], "--emad-pair='a,b,c', but expected SMALL,LARGE: two models"),
         (["--emad-only=EMAD-F3"], "--emad-only='EMAD-F3', but expected an id of the register, or a pattern such as"),
-        (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-R3, EMAD-F2, EMAD-F1"),
+        (["--emad-only=EMAD-F1", "--emad-only=EMAD-F3"], "nearest: EMAD-X3, EMAD-R3, EMAD-F2"),
         (["--emad-only=EMAD-Z*"], "--emad-only='EMAD-Z*', but expected an id"),
         (["--emad-only=,"], "--emad-only=',', but expected claims by id or pattern"),
         (["--emad-gate-claims=EMAD-E33"], "nearest: EMAD-E3"),

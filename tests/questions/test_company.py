@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ LEGS = {
     "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
     "EMAD-R4": 4, "EMAD-R5": 6, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
-    "EAD-F2": 2,
+    "EAD-F2": 2, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 4, "EMAD-X4": 4,
 }  # fmt: skip
 
 
@@ -72,6 +73,12 @@ def test_rows_that_do_not_gate_stand_alone_until_the_user_gates_them() -> None:
     gated = {"gate_claims": frozenset({"EMAD-E1"})}
     assert other_legs("EMAD-E1", **gated) == 4 + 4
     assert other_legs("EMAD-F1", **gated) == 4 + 11
+
+
+def test_whoever_brings_an_exit_asks_about_it() -> None:
+    asked = [Docket(REGISTER, Study(exit=found)).asks("EMAD-X1") for found in (None, Path("some.exit"))]
+    assert asked == [False, True]
+    assert not Docket(REGISTER, Study(exit=Path("some.exit"))).asks("EMAD-E12")
 
 
 def test_a_question_may_hear_what_the_run_asks_beside_it() -> None:

@@ -57,6 +57,7 @@ def test_every_argument_has_help_and_stands_in_an_example(name):
 def test_every_example_is_taken_by_the_parser_it_stands_under(name, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "profile.json").touch()
+    (tmp_path / "tiny.exit").touch()
     (tmp_path / "mine.toml").touch()
     for folder in ("data", "golden", "llama"):
         (tmp_path / folder).mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,7 @@ def test_departures_are_what_may_change_a_verdict(tmp_path: Path) -> None:
     assert texts[0][:2] == ["limit=3", "margin=0.0"]
     assert texts[0][-1] == "tasks=a+b"
     assert texts[0] != texts[1], "two profiles of one name"
+    assert Study(exit=profile).departures == [f"exit={sha256(profile.read_bytes()).hexdigest()[:16]}"]
 
 
 def test_rows_in_force_that_are_not_the_shipped_ones_are_departures() -> None:

@@ -1,0 +1,64 @@
+"""How long the exit's lossless mode takes: paired requests beside EMAD-F2's baselines, and other lossless ways.
+
+A model that drafts for itself is our own decoder's matter (``decoding.drafted``): it walks the judge's model, whoever's
+decoder is under test. Whether what it emitted while the clock ran is the model's own at full depth is looked at
+afterwards (``audit.timed``). Prompt lookup, which transformers does for one row alone, stands beside.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from emad_ref.audit.finding import Finding
+from emad_ref.decoding.drafted import DraftingDecoder
+from emad_ref.decoding.drafting import Drafting
+from emad_ref.evidence.beyond import Beyond
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Requests, Stopwatch
+from emad_ref.record import VERIFY, Record
+
+LOOKUP, LOOKED_UP = "prompt lookup", 10  # tokens at most that it takes from where the text at hand stood before
+
+
+class Drafted:
+    """Of one subject and its exit, timed when first asked for and kept."""
+
+    def __init__(self, beyond: Beyond, stopwatch: Stopwatch):
+        self._beyond, self._stopwatch, self._subject = beyond, stopwatch, beyond.subject
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """How the model drafts for itself; None where the exit says that it does not pay."""
+        return self._beyond.exit.drafting
+
+    @cached_property
+    def timed(self) -> dict[int, Requests]:
+        """Batch size → arms ``full``, ``adaptive`` (drafting), the baselines, and for one row prompt lookup."""
+        return {rows: self._race(rows) for rows in self._subject.budget.batch_sizes}
+
+    def _race(self, rows: int) -> Requests:
+        subject, stopwatch = self._subject, self._stopwatch
+        drafting, new = self.drafting, stopwatch.request_shape[1]
+        assert drafting is not None, "whoever asks has asked whether there is one"
+        drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+        with subject.open(subject.full, max_rows=rows) as full:
+            arms = {
+                FULL: lambda prompts: full.generate(prompts, new, frozenset()),
+                ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
+                **stopwatch.baselines,
+            }
+            if rows == 1:
+                arms[LOOKUP] = lambda prompts: subject.own_greedy(prompts, new, lookup=LOOKED_UP)
+            return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
+
+    def checked(self, rows: int) -> Finding:
+        """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
+        return self._stopwatch.held(self.timed[rows], {FULL: self._subject.full}, rows)
+
+    def stood(self, rows: int) -> float:
+        """Share of verified tokens that stand, in the requests that are looked at: 1 where no draft was ever wrong."""
+        timed = self.timed[rows]
+        records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
+        verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
+        return float(np.concatenate(verified).mean())

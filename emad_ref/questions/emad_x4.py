@@ -1,0 +1,89 @@
+"""EMAD-X4: does a model that drafts for itself give its own output, at least 10 % faster than the fastest baseline?
+
+The lossless mode: a shallow layer drafts through a lens while its gate is confident, the layers above verify the run in
+one pass (``decoding.drafting``). Two things are judged:
+
+output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding counted
+        (``audit.timed``). One token that is not falsifies the row, whatever the times are.
+time    against each of EMAD-F2's baselines, at every batch size: an intersection–union test, as there.
+
+Prompt lookup, another way to the same output, stands beside and decides nothing. Random weights draft as fast as
+trained ones and are never right: the row does not apply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from emad_ref.evidence.drafted import LOOKUP, Drafted
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions import emad_f2
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.premises import exit_premise
+from emad_ref.verdict.claims import Leg, Verdict
+from emad_ref.verdict.legs import counted, estimated
+from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.units import ByPair
+
+
+@dataclass(frozen=True)
+class Found:
+    """``raced``: the drafting arm as EMAD-F2's ``adaptive``, and its baselines.
+
+    ``beside``     batch size → other lossless ways → seconds [pairs] of the same requests.
+    ``stood``      batch size → share of verified tokens that stand.
+    """
+
+    raced: emad_f2.Found
+    beside: Mapping[int, Mapping[str, ByPair]] = field(default_factory=dict)
+    stood: Mapping[int, float] = field(default_factory=dict)
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Legs of time and of what was emitted; other lossless ways as numbers, and how much was kept."""
+    verdict = emad_f2.decide(found.raced, asked)
+    return replace(verdict, legs=(*verdict.legs, *_beside(found)))
+
+
+def _beside(found: Found) -> list[Leg]:
+    """How many times faster drafting is than each other way to the same output."""
+    legs = [
+        estimated(f"batch {batch}, against {name}", total_ratio(seconds, found.raced.batches[batch].adaptive))
+        for batch, ways in found.beside.items()
+        for name, seconds in ways.items()
+    ]
+    for batch, share in found.stood.items():
+        pairs = len(found.raced.batches[batch].adaptive)
+        legs.append(counted(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
+    return legs
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
+    verdict = exit_premise(evidence, asked)
+    if verdict is None and evidence.drafted.drafting is None:
+        verdict = asked.not_applicable("the exit holds no way to draft: none was predicted to pay")
+    if verdict is None:
+        verdict = decide(found_of(evidence.drafted, evidence.stopwatch.without_compiled), asked)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+def found_of(drafted: Drafted, uncompiled: str) -> Found:
+    """What was timed, and looked at afterwards, as ``decide`` takes it."""
+    raced = {rows: emad_f2.timed_of(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
+    looked_up = {rows: each.by_pair() for rows, each in drafted.timed.items() if LOOKUP in each.seconds}
+    beside = {rows: {LOOKUP: seconds[LOOKUP]} for rows, seconds in looked_up.items()}
+    stood = {rows: drafted.stood(rows) for rows in drafted.timed}
+    return Found(emad_f2.Found(raced, "", uncompiled), beside, stood)
+
+
+QUESTION = Question(
+    "EMAD-X4",
+    "model",
+    answer,
+    legs=lambda study, layers: emad_f2.legs_of(study),
+    measures=True,
+    suite="cost",
+    budget="standard",
+)

@@ -1,0 +1,63 @@
+"""EMAD-X5: what could leaving early save at all on this model?
+
+A report. An oracle knows every layer's divergence from the final distribution, leaves at the first that is small
+enough, and pays for nothing: neither probes nor heads nor K/V. No criterion knows more. What it saves at losses of
+0.1, 1 and 5 % is the slack that criteria share out among themselves (``sweep.ceilings``): read through the model's own
+head and through a tuned lens, with depth that may rise again and with EMAD's that may not. How small is small enough is
+set on the text judged itself: a ceiling, and not what anybody would find on other text. It does not apply to weights
+without quality; no decoder is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.questions.asking import Answer, Asked, Question
+from emad_ref.questions.premises import exit_premise
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.legs import estimated, row
+from emad_ref.verdict.spending import Measured, Spent
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What an oracle spends at ``loss``, a rise of perplexity, and how it is told."""
+
+    loss: float
+    spent: Spent
+
+
+@dataclass(frozen=True)
+class Found:
+    """``full``: full depth, blocks as its work. ``ceilings``: the one that the row is read by first."""
+
+    full: Measured
+    ceilings: Sequence[Ceiling]
+
+
+def decide(found: Found, asked: Asked) -> Verdict:
+    """Shares of blocks, as measured, each with what it lost."""
+    if not found.ceilings:
+        return asked.unmeasured("no oracle was asked")
+    legs = []
+    for each in found.ceilings:
+        saving = found.full.saving(each.spent, 0.0, asked.rng, unit=asked.claim.unit)
+        rise = found.full.rise(each.spent, each.loss, asked.rng)
+        said = f"perplexity rises by {100 * rise.value:.2f} % here"
+        legs.append(estimated(f"{each.spent.name}, at {100 * each.loss:g} %", saving, said))
+    return row(asked.claim, asked.model, legs)
+
+
+def answer(evidence: Evidence, asked: Asked) -> Answer:
+    """From traces of the evaluated text, through the exit's lens and by the model's own head."""
+    verdict = exit_premise(evidence, asked)
+    if verdict is None:
+        beyond = evidence.beyond
+        ceilings = [Ceiling(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves]
+        verdict = decide(Found(beyond.in_blocks, ceilings), asked)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+
+
+QUESTION = Question("EMAD-X5", "model", answer, budget="standard")

@@ -1,0 +1,76 @@
+"""Exits whose risk is known, beside calibration sets that certify known thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from emad_ref.questions.emad_x2 import Draws, Found
+from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.units import ByDocument
+from tests.questions.cases.emad_x1 import names, says
+from tests.questions.simulation import Case, celled
+
+RISK, ERROR = 0.1, 0.05
+GRID = (0.01, 0.03, 0.3)  # risks of three thresholds, strict to loose: the last breaks the promise
+POOL = 400
+
+
+def losses(rng: np.random.Generator, mean: float, count: int) -> np.ndarray:
+    """[count] in 0–1, most of them small."""
+    return rng.beta(2 * mean, 2 * (1 - mean), count) if mean else np.zeros(count)
+
+
+def promised(
+    mean: float | None,
+    *,
+    count: int = 200,
+    power: float | None = 0.9,
+    sets: int = 0,
+    broken: float = 0.0,
+    full: float = 0.0,
+    grid: tuple[float, ...] = GRID,
+) -> Callable[[np.random.Generator], Found]:
+    """An exit of this mean loss; ``sets`` of which shares are ``broken`` or chose ``full`` depth."""
+
+    def found(rng: np.random.Generator) -> Found:
+        fresh = None if mean is None else ByDocument.distinct(losses(rng, mean, count))
+        luck = rng.random(sets)
+        chosen = np.where(luck < broken, len(grid) - 1, np.where(luck > 1 - full, -1, 1))
+        pool = ByDocument.distinct(np.stack([losses(rng, each, POOL) for each in grid], axis=1))
+        draws = Draws(chosen, pool) if sets else None
+        return Found(fresh, RISK, ERROR, 300, power, draws, "" if mean is not None else "nothing was certified")
+
+    return found
+
+
+def open_for_want_of_power(verdict: Verdict) -> None:
+    assert verdict.verdict == "inconclusive"
+    assert "certifies an exit in 40% of draws" in verdict.reason
+
+
+DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+
+CASES = [
+    Case("half of what is tolerated, and power", "holds", promised(0.05), draws=10),
+    Case("200 sets keep it, and certify", "holds", promised(0.05, sets=200, full=0.1), draws=10),
+    Case("full depth here, an exit in most sets", "holds", promised(None, sets=200, full=0.1), draws=5),
+    Case("three times as much is lost", "fails", promised(0.3), draws=10),
+    Case("a fifth of the sets break it", "fails", promised(0.05, sets=200, broken=0.2), draws=10),
+    Case("most sets certify nothing", "fails", promised(0.05, sets=200, full=0.6), draws=10),
+    *celled("what is tolerated, to the last", "edge", lambda n, _: promised(RISK, count=n), draws=20, **DOCUMENTS),
+    Case("a twentieth of the sets break it", "edge", promised(0.05, sets=200, broken=ERROR), draws=40),
+    Case("four in five certify", "edge", promised(0.05, sets=200, full=0.2), draws=40),
+    *celled("twice as much is lost", "power", lambda n, _: promised(0.2, count=n), n=(60, 200), icc=(0.0,)),
+    *celled("nearly nothing is lost", "power", lambda n, _: promised(0.01, count=n), n=(60, 200), icc=(0.0,),
+            wanted="survived"),
+    Case("a tenth of the sets break it", "power", promised(0.05, sets=400, broken=0.1), draws=4),
+    Case("a set too small, as it says itself", "tied", promised(0.05, power=0.4), draws=5,
+         check=open_for_want_of_power),
+    Case("no power is stated", "tied", promised(0.05, power=None), draws=5, check=says("the guarantee states none")),
+    Case("no threshold could break it", "holds", promised(0.02, sets=200, grid=(0.0, 0.01, 0.02)), draws=5,
+         check=names("not applicable", "nothing could break")),
+    Case("full depth was chosen", "premise", promised(None), check=says("keeps any promise", "nothing was certified")),
+    Case("29 documents", "tied", promised(0.05, count=29), draws=5, check=says("at least 30")),
+]  # fmt: skip

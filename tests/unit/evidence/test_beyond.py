@@ -1,0 +1,171 @@
+"""What an exit's rows stand on: whose exit it is, what its points lose by decoding, what oracles and parts save."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from emad_ref.calibration.lens_file import FittedLens
+from emad_ref.decoding.drafting import Drafting
+from emad_ref.errors import BadArgument
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Host, walked
+from emad_ref.evidence.lending import Lending
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import Estimator, OperatingPoint, ScheduleName
+from emad_ref.protocol import Request, Unsupported
+from emad_ref.questions.asking import Answer, ask
+from emad_ref.questions.company import Docket
+from emad_ref.questions.register import question_of
+from emad_ref.screening.exit import Exit
+from emad_ref.screening.exit_file import save_exit
+from emad_ref.sweep.losses import columns
+from emad_ref.verdict.claims import load_register
+from tests.lenses import drawn_lens
+from tests.small import LAYERS, small_model
+from tests.small_evidence import small_evidence
+
+PROBES = (2, 4)
+SINCE = "replay does not speak for a decoder of somebody else"
+
+
+def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f") -> Exit:
+    """A drawn lens, a drawn gate, and a point that half of all tokens leave by."""
+    stepper = CausalStepper(small_model("gpt_neox"))
+    lens = replace(drawn_lens(stepper, range(1, LAYERS), scale=0.05), fingerprint=fingerprint)
+    rng = np.random.default_rng(0)
+    weights = tuple(tuple(rng.normal(0, 0.1, stepper.geometry.hidden + 1)) for _ in lens.translators)
+    nats = dict.fromkeys(lens.translators, 0.1)
+    gate = Estimator("linear", weights=weights)
+    asked = replace(gate, weights=tuple(weights[probe - 1] for probe in PROBES))
+    point = OperatingPoint(
+        "gate ≤ 0", "gate", LAYERS, LAYERS, PROBES, ((0.0, 0.0),), schedule, asked, "divergence", lens=lens.digest
+    )
+    drafting = Drafting(2, 3, 0.0, lens.digest, replace(gate, weights=weights[1:2]))
+    return Exit(FittedLens(lens, {}, nats, nats, 1, gate), point, drafting=drafting)
+
+
+def evidence_with(tmp_path: Path, found: Exit, host: Host | None = None) -> Evidence:
+    path = tmp_path / "some.exit"
+    save_exit(path, found)
+    evidence = small_evidence(host=host, exit=path)
+    evidence.subject.lending = Lending(evidence.loaded, copied)
+    return evidence
+
+
+def copied(loaded: SimpleNamespace) -> SimpleNamespace:
+    model = deepcopy(loaded.model)
+    return SimpleNamespace(**{**vars(loaded), "model": model, "stepper": CausalStepper(model)})
+
+
+def answered(evidence: Evidence, claim: str) -> Answer:
+    docket = Docket(load_register(), evidence.study)
+    return ask(question_of(claim), evidence, docket.asked(claim, evidence.name, LAYERS))
+
+
+def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit(fingerprint="another"))
+    with pytest.raises(
+        BadArgument, match=r"--emad-exit=.*some\.exit.*an exit of small.*of a model another.*emad screen"
+    ):
+        evidence.check()
+
+
+def test_without_an_exit_nothing_is_claimed_of_one() -> None:
+    for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3", "EMAD-X4", "EMAD-X5", "EMAD-X6"):
+        answer = answered(small_evidence(), claim)
+        assert (answer.verdict.verdict, answer.refused) == ("unmeasured", ""), claim
+        assert "--emad-exit FILE" in answer.verdict.reason
+
+
+def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit("free_eager"))
+    beyond, trace = evidence.beyond, evidence.beyond.evaluated.of(evidence.beyond.exit.point)
+    replayed = columns(trace, evidence.loaded.geometry, [beyond.exit.point])
+    chosen = beyond.chosen
+    assert chosen is not None
+    by_document = evidence.traces.by_document
+    np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
+    np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
+    assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
+    assert beyond.exact is beyond.point
+
+
+def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
+    beyond = evidence_with(tmp_path, found_exit()).beyond
+    exact = beyond.exact
+    assert exact is not None
+    assert (exact.schedule, exact.thresholds, exact.lens) == (
+        "free_eager",
+        beyond.exit.point.thresholds,
+        beyond.exit.point.lens,
+    )
+    assert exact.name != beyond.exit.point.name
+
+
+def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
+    """The same documents, tokens and FLOPs as the operating-point table has."""
+    evidence = evidence_with(tmp_path, found_exit())
+    full, table = evidence.beyond.full, evidence.points.full_loss
+    np.testing.assert_allclose(full.full.nll_nats.values, evidence.traces.by_document(table.nll_nats).values, rtol=1e-6)
+    np.testing.assert_array_equal(full.tokens.values, evidence.traces.lengths.values)
+    np.testing.assert_array_equal(evidence.beyond.in_blocks.full.work.values, LAYERS * full.tokens.values)
+
+
+def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
+    beyond = evidence_with(tmp_path, found_exit()).beyond
+    tokens, full = beyond.in_blocks.tokens.values.sum(), beyond.in_blocks.full
+    assert beyond.losses[0] == 0.01
+    for curve in beyond.curves:
+        blocks = []
+        for loss in sorted(beyond.losses):
+            spent = beyond.at_loss(curve, loss)
+            rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
+            assert rise <= loss
+            blocks.append(spent.work.values.sum())
+        assert blocks == sorted(blocks, reverse=True)
+    assert [beyond.named(curve).partition(",")[0] for curve in beyond.curves] == ["tuned lens"] * 2 + ["own head"] * 2
+
+
+def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit())
+    x1, x2, x5, x6 = (answered(evidence, f"EMAD-X{number}").verdict for number in (1, 2, 5, 6))
+    assert x1.verdict in ("inconclusive", "falsified", "not applicable")
+    assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")
+    assert x5.verdict == x6.verdict == "measured"
+    assert len(x5.legs) == len(evidence.beyond.losses) * len(evidence.beyond.curves)
+    parts = {leg.name.partition(":")[0] for leg in x6.legs}
+    assert {"readout alone", "criterion alone", "monotone rule alone", "K/V"} <= parts
+    assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
+
+
+# ------------------------------------------------------------ decoders of others
+
+
+def declining(request: Request) -> object:
+    """As one behind a wire, whose points may name no lens."""
+    if request.point.lens is not None:
+        raise Unsupported("no lens of that name is held here")
+    return walked(request)
+
+
+def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit(), Host(declining))
+    for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3"):
+        answer = answered(evidence, claim)
+        assert answer.verdict.verdict == "not applicable"
+        assert "no lens of that name" in answer.refused
+    assert answered(evidence, "EMAD-X5").verdict.verdict == "measured", (
+        "what a model has to give is no decoder's matter"
+    )
+
+
+def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
+    """Over a copy of the model, which its lens goes with."""
+    assert evidence_with(tmp_path, found_exit(), Host(walked)).beyond.refusal.startswith(SINCE)
+    assert evidence_with(tmp_path, found_exit("free_eager"), Host(walked)).beyond.refusal == ""
