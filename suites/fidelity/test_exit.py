@@ -1,0 +1,82 @@
+"""An exit's points through the protocol: does the decoder decode there as replay and our own decoder do?
+
+Audits know the model's own states. Where a point copies or translates those above an exit, they are asked of the same
+point with exact ones, and what is made up is held to our own decoder.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.decisions import decisions
+from emad_ref.audit.generation import generation
+from emad_ref.audit.shapes import brief
+from emad_ref.decoding.drafted import DraftingDecoder
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.evidence.beyond import Beyond
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.point import OperatingPoint
+from pytest_emad.auditing import Auditor
+
+FED, NEW, ROWS = 12, 24, 5
+
+
+@pytest.fixture
+def exact(emad_exit: Beyond) -> OperatingPoint:
+    point = emad_exit.exact
+    if point is None:
+        pytest.skip(f"the exit has no lossy point: {emad_exit.exit.why_none}")
+    return point
+
+
+def test_teacher_forced_depths_and_losses_are_replays(
+    emad_evidence: Evidence, emad_audit: Auditor, exact: OperatingPoint
+) -> None:
+    emad_audit(emad_evidence.bridging.bridged(exact))
+
+
+def test_signals_depths_and_ledger_are_the_rules(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+) -> None:
+    subject = emad_evidence.subject
+    with subject.open_drawn(exact, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+        emad_audit(
+            decisions(decoder, subject.lens, exact, prompts, continuation, subject.tolerance, exact_context=False)
+        )
+
+
+def test_generated_tokens_are_the_argmax_at_their_depths(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
+) -> None:
+    subject = emad_evidence.subject
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    with subject.open(exact, max_rows=ROWS) as decoder:
+        emad_audit(generation(decoder, subject.lens, exact, prompts, NEW, subject.tolerance, exact_context=False))
+
+
+def test_made_up_states_are_those_of_our_own_decoder(
+    emad_evidence: Evidence, emad_exit: Beyond, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """Row by row, so that a row that depends on the others shows."""
+    point, subject = emad_exit.point, emad_evidence.subject
+    if point is None or point is emad_exit.exact:
+        pytest.skip("no point of the exit makes states up")
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    with subject.open(point, max_rows=ROWS) as decoder:
+        found = decoder.generate(prompts, NEW, frozenset())
+    alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
+    emad_audit.same_tokens(prompts, found.emitted, [each.emitted[0] for each in alone], point)
+
+
+def test_drafts_leave_the_models_own_output(
+    emad_evidence: Evidence, emad_exit: Beyond, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject, drafting = emad_evidence.subject, emad_exit.exit.drafting
+    if drafting is None:
+        pytest.skip("the exit holds no way to draft")
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    with subject.open(subject.full, max_rows=ROWS) as decoder:
+        wanted = decoder.generate(prompts, NEW, frozenset())
+    found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS).generate(prompts, NEW, frozenset())
+    emad_audit.same_tokens(prompts, found.emitted, wanted.emitted, declared=decoder.capabilities.logit_noise)
