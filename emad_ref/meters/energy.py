@@ -37,7 +37,8 @@ import numpy as np
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.record import Floats, Ints
 
-Source = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s"]
+Source = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s", "CPU package energy"]
+COUNTERS: tuple[Source, ...] = ("energy counter", "CPU package energy")
 Arm = Callable[[int, int], int]  # (pair, request of the window) → tokens it generated
 
 SAMPLE_SECONDS = 0.05  # between power readings; sensors refresh every 15–100 ms
@@ -112,6 +113,7 @@ class Energies:
     """Arm → [pairs] of joules, seconds and tokens; ``first`` names the arm that led each pair.
 
     ``spoiled`` tells why windows were thrown away, ``caveats`` what could not be checked.
+    ``refresh_s``: how long the counter may rest between two changes (``meters.instrument``); 0 where it was not asked.
     """
 
     joules: dict[str, Floats]
@@ -122,6 +124,13 @@ class Energies:
     device: str
     spoiled: tuple[str, ...]
     caveats: tuple[str, ...]
+    refresh_s: float = 0.0
+
+    def resolution(self, arm: str) -> Floats:
+        """[pairs] by what share each window's joules may be too many or too few: a rest of the counter at either end
+        is left out or added."""
+        share: Floats = self.refresh_s / self.seconds[arm]
+        return share
 
     def joules_per_token(self, arm: str, *, idle_w: float = 0.0) -> Floats:
         """[pairs] J per generated token; above an idle draw of ``idle_w`` watts (``idle_power_w``) where it is given.
@@ -313,7 +322,7 @@ def _check(arms: Mapping[str, Arm], pairs: int, min_seconds: float, warm_up: int
         raise BadArgument("min_seconds", min_seconds, "a positive time", "5 s is what the counters' steps ask for")
 
 
-class _CounterMeter:
+class CounterMeter:
     """Two readings of the energy counter."""
 
     def __init__(self, counter: Counter, clock: Callable[[], float]):
@@ -334,12 +343,12 @@ class _CounterMeter:
         return used / 1000
 
 
-class _PowerMeter:
-    """Power readings from a thread of their own: at the ends of requests alone the device would look idle."""
+class PowerMeter:
+    """``readings`` (seconds, milliwatts) from a thread: at the ends of requests alone the device would look idle."""
 
     def __init__(self, counter: Counter, clock: Callable[[], float]):
         self._counter, self._clock = counter, clock
-        self._readings: list[tuple[float, int]] = []
+        self.readings: list[tuple[float, int]] = []
         self._failure: Unreadable | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._sample, name="power readings", daemon=True)
@@ -347,7 +356,7 @@ class _PowerMeter:
     def _sample(self) -> None:
         try:
             while True:
-                self._readings.append((self._clock(), self._counter.power_mw()))
+                self.readings.append((self._clock(), self._counter.power_mw()))
                 if self._over.wait(SAMPLE_SECONDS):
                     return
         except Unreadable as why:
@@ -364,13 +373,14 @@ class _PowerMeter:
         if self._failure is not None:
             raise self._failure
         lag = AVERAGED_SECONDS if self._counter.source == "power, averaged over 1 s" else 0.0
-        return integrated_j(self._readings, start, stop, lag)
+        return integrated_j(self.readings, start, stop, lag)
 
 
-_METERS: dict[Source, Callable[[Counter, Callable[[], float]], _CounterMeter | _PowerMeter]] = {
-    "energy counter": _CounterMeter,
-    "power, instantaneous": _PowerMeter,
-    "power, averaged over 1 s": _PowerMeter,
+_METERS: dict[Source, Callable[[Counter, Callable[[], float]], CounterMeter | PowerMeter]] = {
+    "energy counter": CounterMeter,
+    "CPU package energy": CounterMeter,
+    "power, instantaneous": PowerMeter,
+    "power, averaged over 1 s": PowerMeter,
 }
 
 

@@ -2,6 +2,8 @@
 
 Windows of the device's own counter in pairs (``meters.energy``), requests of the same shape as those timed; every batch
 size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of requests.
+What the counter's steps may add or leave out widens the interval at its worst (``meters.instrument``). On a CPU it is
+the energy of its packages where the system shows it (``meters.rapl``), whoever used them.
 Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees one of several
 devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
 """
@@ -18,12 +20,14 @@ import torch
 from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.meters.energy import Counter, Energies, Unmeasured, nvml, paired
+from emad_ref.meters.instrument import counted_over_polled, refresh_seconds
+from emad_ref.meters.rapl import rapl
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import judge_side
-from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.times import ratio_within
 from emad_ref.verdict.units import ByPair
 
 SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
@@ -32,10 +36,12 @@ ARMS = ("full", "adaptive")  # in the order of ``Joules``
 
 @dataclass(frozen=True)
 class Joules:
-    """Joules per generated token [pairs] at full depth and under the point."""
+    """Joules per generated token [pairs] at full depth and under the point; by what share each may be off."""
 
     full: ByPair
     adaptive: ByPair
+    full_off: ByPair
+    adaptive_off: ByPair
 
 
 @dataclass(frozen=True)
@@ -52,15 +58,21 @@ def decide(found: Found, asked: Asked) -> Verdict:
         return asked.unmeasured(found.unmeasured)
     claim, most = asked.claim, asked.claim.thresholds["energy_ratio"]
     legs = {
-        f"batch {rows}": replace(total_ratio(joules.adaptive, joules.full, threshold=most), unit=claim.unit)
+        f"batch {rows}": replace(
+            ratio_within(joules.adaptive, joules.full, joules.adaptive_off, joules.full_off, threshold=most),
+            unit=claim.unit,
+        )
         for rows, joules in found.batches.items()
     }
     return judge_side(claim, asked.model, legs, "above", most, other_legs=asked.other_legs)
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
-    """From NVML's counter of the device that the model lies on."""
-    with energy_counter(evidence.subject.stepper) as counter:
+    """From the counter of the device that the model lies on.
+
+    The smallest budget has not the minutes for a processor's, and would decide nothing by them.
+    """
+    with energy_counter(evidence.subject.stepper, packages=evidence.study.budget.rank > 0) as counter:
         energies = measured(evidence, counter)
     verdict = decide(found_of(energies), asked)
     notes = tuple(
@@ -75,20 +87,31 @@ def found_of(energies: Mapping[int, Energies | Unmeasured]) -> Found:
     """What was measured by batch size, as ``decide`` takes it: readings from a device, or replayed ones."""
     found = {rows: each for rows, each in energies.items() if isinstance(each, Energies)}
     reasons = [each.reason for each in energies.values() if isinstance(each, Unmeasured)]
-    joules = {rows: Joules(*(ByPair(each.joules_per_token(arm)) for arm in ARMS)) for rows, each in found.items()}
+    joules = {
+        rows: Joules(
+            *(ByPair(each.joules_per_token(arm)) for arm in ARMS), *(ByPair(each.resolution(arm)) for arm in ARMS)
+        )
+        for rows, each in found.items()
+    }
     return Found(joules, reasons[0] if reasons else "")
 
 
 def described(energies: Energies) -> str:
-    """Which instrument was read, what could not be checked, and how many windows were thrown away."""
-    return "; ".join((energies.source, *energies.caveats, f"{len(energies.spoiled)} windows spoiled"))
+    """Which instrument was read, how often it moves, what was and what could not be checked, what was thrown away."""
+    moves = (f"moves every {1000 * energies.refresh_s:.3g} ms",) if energies.refresh_s else ()
+    return "; ".join((energies.source, *moves, *energies.caveats, f"{len(energies.spoiled)} windows spoiled"))
 
 
-def energy_counter(stepper: Stepper) -> AbstractContextManager[Counter | Unmeasured]:
-    """NVML's counter of the one GPU that the model lies on, or why there is none."""
+def energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[Counter | Unmeasured]:
+    """NVML's counter of the one GPU that the model lies on, or why there is none.
+
+    ``packages``: that of the processor (RAPL), where the model lies on no GPU.
+    """
     places = {stepper.device, *stepper.places}
     if len(places) > 1:
         return nullcontext(Unmeasured(f"the model lies on {len(places)} devices, and a counter sees one of them"))
+    if stepper.device.type == "cpu" and packages:
+        return nullcontext(rapl())
     return nvml(device_uuid(stepper.device))
 
 
@@ -127,13 +150,28 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
         return run
 
     with subject.open(subject.full, max_rows=rows) as full, subject.open(stopwatch.point, max_rows=rows) as adaptive:
-        return paired(
-            {"full": arm(full), "adaptive": arm(adaptive)},
+        refresh = refresh_seconds(counter)
+        if isinstance(refresh, Unmeasured):
+            return refresh
+        at_full = arm(full)
+        agreement = counted_over_polled(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
+        energies = paired(
+            {"full": at_full, "adaptive": arm(adaptive)},
             pairs,
             np.random.default_rng(subject.seed),
             counter,
             synchronize=full.synchronize,
         )
+    return energies if isinstance(energies, Unmeasured) else checked(energies, refresh, agreement)
+
+
+def checked(energies: Energies, refresh_s: float, agreement: float | Unmeasured) -> Energies:
+    """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
+    if isinstance(agreement, Unmeasured):
+        said = f"no self-check: {agreement.reason}"
+    else:
+        said = f"counted over integrated power: {agreement:.2f}"
+    return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, said))
 
 
 QUESTION = Question(

@@ -80,6 +80,32 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
     return Estimate(ratio, low, high, n, above, below, unit, "paired t on a − θ·b (Fieller)", ByPair.noun)
 
 
+def ratio_within(
+    a: ByPair, b: ByPair, off_a: ByPair, off_b: ByPair, *, threshold: float = 1.0, level: float = 0.95
+) -> Estimate:
+    """``total_ratio`` of what an instrument may be off by, the same way in every pair at worst.
+
+    Each bound and p-value is that of the worst case for it: everything of a too high and of b too low, or the other way
+    round. ``off_a``, ``off_b`` [pairs]: by what share, 0 ≤ share < 1.
+
+    Raises:
+        BadArgument: as ``total_ratio``; shares outside 0–1.
+    """
+    shares = {"off_a": column_of("off_a", off_a, ByPair), "off_b": column_of("off_b", off_b, ByPair)}
+    for name, share in shares.items():
+        if not ((share >= 0) & (share < 1)).all():
+            raise BadArgument(name, float(share.max()), "shares in 0–1, below 1", "lengthen the windows")
+    exact = total_ratio(a, b, threshold=threshold, level=level)
+
+    def off(sign: int) -> Estimate:
+        numerator, denominator = a.values * (1 + sign * off_a.values), b.values * (1 - sign * off_b.values)
+        return total_ratio(ByPair(numerator), ByPair(denominator), threshold=threshold, level=level)
+
+    least, most = off(-1), off(+1)
+    method = f"{exact.method}, instrument at its worst"
+    return replace(exact, low=least.low, high=most.high, p_above=least.p_above, p_below=most.p_below, method=method)
+
+
 def _times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[Floats, Floats]:
     a, b = column_of("times_a", times_a, ByPair), column_of("times_b", times_b, ByPair)
     require_paired("times_b", times_b, times_a, "times come in pairs")

@@ -32,7 +32,8 @@ def energies(ratio: float, pairs: int = 30, **told) -> Energies:
     joules = {"full": np.full(pairs, 300.0), "adaptive": 300.0 * ratio * noise}
     tokens = {arm: np.full(pairs, 100) for arm in joules}
     said = {"source": "energy counter", "device": "Board", "spoiled": (), "caveats": ()} | told
-    return Energies(joules, joules, tokens, ("full",) * pairs, **said)
+    seconds = {arm: np.full(pairs, 5.0) for arm in joules}
+    return Energies(joules, seconds, tokens, ("full",) * pairs, **said)
 
 
 def test_replayed_readings_drive_the_verdict():
@@ -53,6 +54,32 @@ def test_as_many_pairs_as_a_smoke_run_has_decide_nothing_and_say_so():
 def test_one_batch_size_that_cannot_be_read_leaves_no_number():
     verdict = decide(found_of({1: energies(0.8), 4: Unmeasured("the device was lost")}), asked())
     assert (verdict.verdict, verdict.reason, verdict.estimate) == ("unmeasured", "the device was lost", None)
+
+
+def test_what_the_counter_may_be_off_by_widens_the_interval_at_its_worst():
+    """A saving of 3 % that every pair shows is no saving where each end of a window may be off by 2 %."""
+    sure, steps = (decide(found_of({1: energies(0.97, refresh_s=rest)}), asked()).legs[0] for rest in (0.0, 0.1))
+    assert (sure.outcome, steps.outcome) == ("survived", "inconclusive")
+    assert steps.estimate == sure.estimate
+    worst = (1 + 0.02) / (1 - 0.02)
+    assert steps.interval == pytest.approx((sure.interval[0] / worst, sure.interval[1] * worst))
+
+
+def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeypatch: pytest.MonkeyPatch):
+    on_cpu = SimpleNamespace(device=torch.device("cpu"), places=[])
+    board = Board(source="CPU package energy")
+    monkeypatch.setattr(emad_n1, "rapl", lambda: board)
+    with energy_counter(on_cpu, packages=True) as counter:
+        assert counter is board
+    with energy_counter(on_cpu) as counter:
+        assert counter == Unmeasured("no NVML device: the decoder runs on no GPU")
+
+
+def test_the_instrument_and_its_self_check_are_told():
+    told = emad_n1.described(emad_n1.checked(energies(0.8), 0.1, 1.02))
+    assert told == "energy counter; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
+    alone = emad_n1.checked(energies(0.8), 0.1, Unmeasured("not offered by this driver"))
+    assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
 def test_the_note_says_which_instrument_and_what_was_spoiled():
@@ -102,6 +129,8 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
     counted.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
     real = emad_n1.paired
     monkeypatch.setattr(emad_n1, "paired", lambda *a, **k: real(*a, **k, clock=board.clock))
+    monkeypatch.setattr(emad_n1, "refresh_seconds", lambda counter: 0.02)
+    monkeypatch.setattr(emad_n1, "counted_over_polled", lambda *a, **k: 1.0)
     found = measured(counted, board)
     assert list(found) == [1, 4]
     for rows, each in found.items():
