@@ -125,7 +125,7 @@ class CausalStepper:
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
-    ``backend``: ``fast``: fused steps (``models.fused``) of blocks that have one, with a cache; ``walked``: modules alone.
+    ``backend``: ``fast``: with a cache, the fused steps of ``models.fused``; ``walked``: modules alone.
     ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
 
     Raises:

@@ -172,9 +172,9 @@ def load(
 
     Raises:
         BadArgument: an unknown name or backend, a family that cannot be walked, a revision for something not on the
-            hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without accelerate or
-            without room for the model, a checkpoint that does not fill the model (``models.filling``), weights that
-            hold NaN or infinity, files that transformers cannot read.
+            hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without
+            accelerate or without room for the model, a checkpoint that does not fill the model (``models.filling``),
+            weights that hold NaN or infinity, files that transformers cannot read.
         ModelUnavailable: weights that cannot be had.
     """
     require_backend(backend)

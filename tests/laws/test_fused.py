@@ -16,7 +16,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.fused import fused
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
-from tests.small import LAYERS, VOCABULARY, small_model
+from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
 FUSED = (
     "gpt_neox",
@@ -172,6 +172,9 @@ class TestKeepsItsForward:
         class Wrapped(nn.Linear):
             """Stands for a quantised layer."""
 
+            def forward(self, states):
+                return super().forward(states)
+
         block = block_of(family)
         name = next(name for name, module in block.named_modules() if isinstance(module, nn.Linear))
         block.set_submodule(name, Wrapped(4, 4))
@@ -186,6 +189,15 @@ class TestKeepsItsForward:
         block = block_of(family)
         kind = type(block)
         block.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
+        assert fused(block, "sdpa") is None
+
+    def test_as_a_copy_that_came_with_a_checkpoint(self, family, monkeypatch):
+        block = block_of(family)
+        for kind in {type(module) for module in block.modules()}:
+            if kind.__module__ == type(block).__module__:
+                monkeypatch.setattr(kind.forward, "__module__", "transformers_modules.copy")
+        for kind in {type(module) for module in block.modules() if type(module).__module__ == type(block).__module__}:
+            monkeypatch.setattr(kind, "__module__", "transformers_modules.copy")
         assert fused(block, "sdpa") is None
 
     def test_with_a_patched_class(self, family, monkeypatch):
@@ -211,3 +223,14 @@ def test_a_parameter_put_in_anothers_place_counts():
 def test_a_backend_that_is_neither_is_refused():
     with pytest.raises(BadArgument, match="fast, walked"):
         CausalStepper(small_model("llama"), backend="compiled")
+
+
+@torch.inference_mode()
+def test_tables_may_be_wider_than_the_share_of_a_head_that_turns():
+    """A quarter of 14 is 3, and its table has 4 columns."""
+    config = small_config("gpt_neox")
+    config.hidden_size = 56
+    model = small_model("gpt_neox", config=config)
+    fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
+    assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))

@@ -17,7 +17,7 @@ def gpt_neox(block: Any) -> Step:
     attention, mlp = block.attention, block.mlp
     first, second = block.input_layernorm, block.post_attention_layernorm
     width, first_eps, second_eps = first.normalized_shape, first.eps, second.eps
-    head, turned, scale = attention.head_size, attention.rotary_ndims, attention.scaling
+    head, scale = attention.head_size, attention.scaling
     index, parallel, act = attention.layer_idx, block.use_parallel_residual, activation(mlp.act)
     norm, inner_norm = parameters(first), parameters(second)
     mix, out = parameters(attention.query_key_value), parameters(attention.dense)
@@ -29,7 +29,8 @@ def gpt_neox(block: Any) -> Step:
         # each head's output is [query | key | value], so this view costs nothing
         mixed = F.linear(normed, mix["weight"], mix["bias"]).view(rows, queries, -1, 3, head)
         assert given.turns is not None
-        turn(mixed[..., :2, :turned], given.turns)
+        # as wide as the tables are: of an odd share of a head they are wider than the config says
+        turn(mixed[..., :2, : given.turns[0].shape[-1]], given.turns)
         query, key, value = mixed.transpose(1, 2).unbind(3)
         keys, values = given.writer.update(key, value, index)
         change = F.linear(attended(query, keys, values, given, scale), out["weight"], out["bias"])
