@@ -174,7 +174,7 @@ class CausalStepper:
         ends = self._positions is not None or self.anatomy.positions_inside
         self._end: int | None = self.max_positions if ends else None
         self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
-        self._signed: dict[Station, Turns] = {}
+        self._signed: dict[Station, tuple[Tensor, Turns]] = {}
         if check:
             self._compare_with_model()
 
@@ -295,12 +295,12 @@ class CausalStepper:
 
     def turns(self, station: Station, positions: int) -> Turns:
         """``rotary_table`` as fused steps take it, [1, ≥ positions, 1, 1, d]."""
-        table = self.rotary_table(station, positions)
+        cos, sin = self.rotary_table(station, positions)
         held = self._signed.get(station)
-        if held is None or held[0].shape[1] < positions:
+        if held is None or held[0] is not cos:  # of this very table: it grows, and a planted stepper's is another
             with torch.inference_mode(False), torch.no_grad():
-                held = self._signed[station] = signed(*table)
-        return held
+                held = self._signed[station] = cos, signed(cos, sin)
+        return held[1]
 
     def _state_of(self, block: Any) -> Any:
         """``block`` bare, as a function to the state alone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import fields
 
 import numpy as np
@@ -234,3 +235,14 @@ def test_tables_may_be_wider_than_the_share_of_a_head_that_turns():
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
     tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
     assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
+
+
+@torch.inference_mode()
+def test_a_copy_with_other_tables_turns_by_them():
+    """As planted steppers have them: neither side may keep what the other made of its own."""
+    stepper, tokens = CausalStepper(small_model("llama")), torch.arange(8)[None]
+    plain = forward(stepper, stepper.new_cache(1), tokens, (0,))
+    moved = copy.copy(stepper)
+    moved.rotary_table = lambda *given: tuple(table.roll(1, 1) for table in stepper.rotary_table(*given))
+    assert (forward(moved, moved.new_cache(1), tokens, (0,)) - plain).abs().max() > 1e-3
+    assert torch.equal(forward(stepper, stepper.new_cache(1), tokens, (0,)), plain)
