@@ -22,7 +22,7 @@ import numpy as np
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
-from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints
 
 LEAVING = ("monotone", "positional")
@@ -153,17 +153,6 @@ def passes_of(depths: Iterable[Ints], layers: int, ceiling: int | None = None) -
     for (layer, size), times in counted.items():
         passes[layer - 1, size - 1] = times
     return passes / sum(len(sequence) for sequence in sequences)
-
-
-def predicted_table(
-    costs: Costs, points: Mapping[str, tuple[OperatingPoint, Floats]], *, keys: float | None = None
-) -> dict[str, tuple[float, float]]:
-    """Name → (seconds a token, how many times as fast as full depth) of points and their depth shares."""
-    whole = np.zeros(costs.layers)
-    whole[-1] = 1.0
-    full = seconds_per_token(costs, full_depth(costs.layers), whole, keys=keys)
-    seconds = {name: seconds_per_token(costs, *each, keys=keys) for name, each in points.items()}
-    return {name: (each, full / each) for name, each in seconds.items()}
 
 
 # ---------------------------------------------------------------- private

@@ -16,7 +16,6 @@ from emad_ref.screening.predicted import (
     Rounds,
     parts_of_token,
     passes_of,
-    predicted_table,
     seconds_of_round,
     seconds_per_token,
     seconds_per_token_drafting,
@@ -154,15 +153,6 @@ def test_a_round_of_drafts_pays_for_each_and_for_one_pass_above():
     assert three - ungated == pytest.approx(3 * 0.0625), "after the longest nobody asks"
     rounds = Rounds(np.array([0.5, 0.0, 0.5]), 1.5)
     assert seconds_per_token_drafting(COSTS, drafting, rounds) == pytest.approx((none + two) / 2 / 1.5)
-
-
-def test_the_table_says_how_many_times_as_fast():
-    half = np.array([0.0, 1.0, 0.0, 0.0])
-    table = predicted_table(
-        COSTS, {"half": (point("monotone"), half), "full": (full_depth(LAYERS), half[[0, 2, 3, 1]])}
-    )
-    assert table["full"] == (6.5, 1.0)
-    assert table["half"] == (pytest.approx(0.5 + 2 + 2 + 0.125), pytest.approx(6.5 / 4.625))
 
 
 @pytest.mark.parametrize(
