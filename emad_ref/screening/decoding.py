@@ -12,11 +12,12 @@ are found there; what is recommended is decoded once more, on evaluation text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
 
+from emad_ref.calibration.trace import take_trace
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
@@ -29,6 +30,7 @@ from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.signs import Signs
 from emad_ref.screening.texts import ENOUGH, FEWEST, Text
 from emad_ref.screening.watching import read_signs
+from emad_ref.sweep import losses
 from emad_ref.sweep.decoded import decoded_columns
 from emad_ref.sweep.grids import Dial
 from emad_ref.sweep.losses import Columns
@@ -39,7 +41,7 @@ STRICTNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
 ROWS = 64
 TIMED = 16  # windows
 LARGEST = 10**6  # of them, whatever the time
-BESIDE = 4  # passes: full depth and signs on the text to certify on, and two points on evaluation text
+BESIDE = 3  # passes: signs of the text to certify on, and two points on evaluation text
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,17 +113,18 @@ def certified(
     judged: int,
     progress: str | None = None,
 ) -> Certified:
-    """Decode ``points``, from strict to loose, and full depth on ``text``, and choose. ``judged``: documents of
-    evaluation.
+    """Decode ``points``, from strict to loose, on ``text``, and choose. ``judged``: documents of evaluation.
 
     Raises:
         BadArgument: no points.
     """
     require_order(points)
-    columns = decoded(model, text, [full_depth(points[0].layers), *points], progress)
+    whole = take_trace(model.stepper, text.windows, progress=None if progress is None else f"{progress}, full depth")
+    full = losses.columns(whole, model.geometry, [full_depth(whole.layers)])
+    columns = beside(full, decoded(model, text, points, progress))
     tokens = text.lengths
-    losses = Losses(columns.nll_nats[:, 0], tokens, text.documents, judged)
-    bounds = np.array([losses.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
+    known = Losses(columns.nll_nats[:, 0], tokens, text.documents, judged)
+    bounds = np.array([known.bound(columns.nll_nats[:, 1 + number]) for number in range(len(points))])
     within = [number for number in range(len(points)) if bounds[number] <= settings.rise]
     by = partial(ByDocument.summed, document=text.documents)
     promise = guaranteed(
@@ -140,3 +143,10 @@ def certified(
     seen = text.first(ENOUGH).windows
     named = None if progress is None else f"{progress}, signs"
     return replace(found, signs=read_signs(model.stepper, found.promised, seen, settings.corpus, progress=named))
+
+
+def beside(left: Columns, right: Columns) -> Columns:
+    """The points of both, ``left`` first, on the sequences of ``right``: the first of those of ``left``."""
+    count = len(right.nll_nats)
+    names = [each.name for each in fields(Columns)]
+    return Columns(*(np.hstack([getattr(left, name)[:count], getattr(right, name)]) for name in names))

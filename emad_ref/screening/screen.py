@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import TypeVar
-
-import numpy as np
 
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.profile import profile_of
@@ -23,7 +21,7 @@ from emad_ref.models.loading import Loaded
 from emad_ref.models.required import require_documents
 from emad_ref.policy.thresholds import default_probes
 from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.decoding import Certified, afforded, certified, decoded, grid
+from emad_ref.screening.decoding import Certified, afforded, beside, certified, decoded, grid
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
@@ -36,7 +34,6 @@ from emad_ref.screening.tabled import screened_json
 from emad_ref.screening.texts import Texts, read_texts, too_few
 from emad_ref.screening.timing import Timed, timed
 from emad_ref.screening.traced import Traced, traceable, traced
-from emad_ref.sweep.losses import Columns
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs", "drafts")
@@ -165,8 +162,7 @@ def _decoded(
     text = evaluated.text.first(windows)
     columns = decoded(model, text, shown, named)
     full = replayed_columns(evaluated, [], model.geometry)
-    names = [each.name for each in fields(Columns)]
-    both = Columns(*(np.hstack([getattr(full, name)[:windows], getattr(columns, name)]) for name in names))
+    both = beside(full, columns)
     judge = Judge(text, settings.seed)
     return proven, [
         judge.of(best.family, settings.rise, point, both, at, how="decoded") for at, point in enumerate(shown, start=1)

@@ -28,7 +28,7 @@ from emad_ref.screening.drafts import (
 from emad_ref.screening.predicted import seconds_per_token_drafting
 from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.texts import Text, Texts
-from emad_ref.screening.timing import full_seconds
+from emad_ref.screening.timing import full_seconds, unsound
 
 LAYERS = (1, 2, 3, 4)  # shallow drafts win, where drafting pays at all
 PROMPT, NEW = 16, 48  # tokens
@@ -89,11 +89,9 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     rounds = simulated(shown[0], way.threshold, way.longest)
     seconds = seconds_per_token_drafting(costs, way, rounds)
     fast = full_seconds(costs) / seconds
-    why = (
-        ""
-        if fast >= WORTH
-        else f"drafting for itself is predicted to be {fast:.2f}× as fast, {WORTH:.2f}× is the least"
-    )
+    why = unsound(costs)
+    if not why and fast < WORTH:
+        why = f"drafting for itself is predicted to be {fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
     agreement = float(shown[0].agrees.mean())
     return SelfDrafting(way, None if why else way, why, agreement, rounds.tokens, seconds, fast)
 
