@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # they bring torch, which bad arguments need not wait for
 FORMATS = ("auto", "text", "jsonl")
 WHEN = ("auto", "always", "never")
 THRESHOLD_BITS = 1.0
-ONLY_WITH = {"margin": "profile", "entropy": "lens", "divergence": "lens"} | dict.fromkeys(
+ONLY_WITH = {"margin": "profile", "entropy": "lens", "divergence": "lens", "lossless": "exit"} | dict.fromkeys(
     ("threshold", "window", "least_run"), "small_model"
 )
 
@@ -71,6 +71,8 @@ def _pieces(args: argparse.Namespace, loaded: Loaded, small: Loaded | None) -> I
     from emad_ref.decoding.streaming import stream, stream_pair
     from emad_ref.decoding.switching import SwitchingRule
 
+    if args.exit is not None:
+        return _at_exit(args, loaded)
     if small is None:
         point = _point(args, loaded)
         return stream(loaded, args.prompt, point, args.tokens, temperature=args.temperature, seed=args.seed)
@@ -80,6 +82,24 @@ def _pieces(args: argparse.Namespace, loaded: Loaded, small: Loaded | None) -> I
         **{name: value for name, value in given.items() if value is not None},
     )
     return stream_pair(small, loaded, args.prompt, rule, args.tokens, temperature=args.temperature, seed=args.seed)
+
+
+def _at_exit(args: argparse.Namespace, loaded: Loaded) -> Iterator[Piece]:
+    """By the lossy point of an exit; drafted by itself where there is none, or where nothing may be lost; else in full.
+
+    Raises:
+        BadArgument: an exit of another model; drafts that are asked for, of an exit that has none.
+    """
+    from emad_ref.decoding.streaming import stream, stream_drafted
+    from emad_ref.screening.exit_file import load_exit
+
+    found = load_exit(args.exit).attach(loaded)
+    drawn = {"temperature": args.temperature, "seed": args.seed}
+    if args.lossless and found.drafting is None:
+        raise BadArgument("lossless", True, "an exit that says how to draft", "screen found no way that pays")
+    if found.drafting is not None and (args.lossless or found.lossy is None):
+        return stream_drafted(loaded, args.prompt, found.drafting, args.tokens, **drawn)
+    return stream(loaded, args.prompt, found.point, args.tokens, **drawn)
 
 
 def _point(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
@@ -95,10 +115,6 @@ def _point(args: argparse.Namespace, loaded: Loaded) -> OperatingPoint:
         return profile.point(args.margin or 0.0)
     if args.lens is not None:
         return _lensed(args, loaded)
-    if args.exit is not None:
-        from emad_ref.screening.exit_file import load_exit
-
-        return load_exit(args.exit).attach(loaded).point
     if args.confidence is not None:
         return early_exit("softmax_response", stepper.layers, stepper.vocabulary, 1, args.confidence)
     return full_depth(stepper.layers)
@@ -181,8 +197,10 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
     rule.add_argument("--lens", type=Path, metavar="FILE",
                       help="exit by entropy as a tuned lens reads it, written by emad lens")  # fmt: skip
     rule.add_argument("--exit", type=Path, metavar="FILE",
-                      help="exit as emad screen found, which wrote it; full depth where none was found")  # fmt: skip
+                      help="exit or draft as emad screen found, which wrote it; full depth else")  # fmt: skip
     rule.add_argument("--small-model", metavar="MODEL", help="take turns with this one by entropy (EAD)")
+    sub.add_argument("--lossless", action="store_true", default=None,
+                     help="with --exit: draft, so that the output is the model's own")  # fmt: skip
     sub.add_argument(
         "--margin", type=float, metavar="NATS", help="with --profile: how far below it to exit; 0 by default"
     )
@@ -209,7 +227,7 @@ def generate_arguments(sub: argparse.ArgumentParser) -> None:
         'emad generate emad-tiny "Ben has" --small-model emad-nano --threshold 0.5 --window 5 --least-run 4',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --entropy 0.5',
         'emad generate emad-tiny-plain "Ben has" --lens lens.safetensors --divergence 0.2',
-        'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors',
+        'emad generate emad-tiny-plain "Ben has" --exit exit.safetensors --lossless',
         'emad generate emad-tiny "Ben has" --temperature 0.8 --seed 1 --format jsonl',
         'emad generate emad-tiny "Ben has" --color always --format text | less -R',
     )

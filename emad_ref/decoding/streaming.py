@@ -1,6 +1,7 @@
 """Text as it is written, token by token, each with its depth: one model at a point, or a pair that takes turns.
 
-``stream`` and ``stream_pair`` write what ``WalkedDecoder.generate`` and ``switch`` would have returned at the end.
+``stream`` and ``stream_pair`` write what ``WalkedDecoder.generate`` and ``switch`` would have returned at the end,
+``stream_drafted`` what ``draft`` has.
 
 A token is not a text: in a byte-level vocabulary a character may take several. The text of such tokens is empty but the
 last one's, which has the whole character; bytes that never become one stand as U+FFFD behind the last token.
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from tokenizers.decoders import DecodeStream
 
+from emad_ref.decoding.drafting import Drafting, draft, drafting_point
 from emad_ref.decoding.pair import Partner, shared_vocabulary
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.decoding.switching import LARGE, SwitchingRule, turns
@@ -59,6 +61,25 @@ def stream(
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
     yield from _worded(model, read, ((token, depth, layers, model.name) for token, depth in found))
+
+
+def stream_drafted(
+    model: Loaded, text: str, drafting: Drafting, tokens: int = 48, *, temperature: float = 0.0, seed: int = 0
+) -> Iterator[Piece]:
+    """Up to ``tokens`` tokens after ``text``, the model's own at full depth, which drafts for itself (``drafting``).
+
+    They come at the end, not as they grow: a round may take several tokens back.
+
+    Raises:
+        BadArgument: as ``stream``; a draft of another model, a lens that is not attached.
+    """
+    point = drafting_point(model.geometry.layers, drafting)
+    partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
+    prompt = prompt_of(model, text)
+    found = draft(partner, drafting, [prompt], tokens, stop=stops_of(model), temperature=temperature, seed=seed)
+    layers = model.geometry.layers
+    read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
+    yield from _worded(model, read, ((token, layers, layers, model.name) for token in found.record.emitted[0].tolist()))
 
 
 def decoded(

@@ -72,9 +72,8 @@ def grid(family: Family, best: OperatingPoint, chooser: Chooser, rise: float) ->
     """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded."""
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [_loosest(dial, share * rise, chooser) for share in STRICTNESS]
-    kept = dict.fromkeys(point.thresholds for point in points if point is not None)
-    found = {point.thresholds: point for point in points if point is not None}
-    return [replace(found[each], schedule="copying") for each in kept]
+    found = {point.name: replace(point, schedule="copying") for point in points if point is not None}
+    return list(found.values())  # two settings of one name are one to whoever reads it
 
 
 def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | None:

@@ -102,9 +102,30 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     record = WalkedDecoder(model.stepper, found.point).generate([prompt_of(model, "hello")], 30)
     assert depths == {"e": record.tokens.of(0, 1).depth.tolist(), "none": [LAYERS] * 30}
     assert set(depths["e"]) != {LAYERS}, "otherwise nothing left early"
+    asked = ["generate", "small", "hello", "--exit", str(tmp_path / "e")]
+    assert cli.main([*asked, "--lossless"]) == 1
+    assert "expected an exit that says how to draft" in capsys.readouterr().err
     model.fingerprint = "beef"
-    assert cli.main(["generate", "small", "hello", "--exit", str(tmp_path / "e")]) == 1
+    assert cli.main(asked) == 1
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--seed", "3")], ids=["greedy", "sampled"])
+def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options):
+    model.tokenizer, model.opening, model.geometry = Letters(), 0, model.stepper.geometry
+    monkeypatch.setattr(loading, "load", lambda name: model)
+    gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
+    drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate)
+    save_exit(tmp_path / "e", replace(found, drafting=drafting))
+    save_exit(tmp_path / "none", replace(found, drafting=drafting, lossy=None, why_none="no slack"))
+    asked, said = ["generate", "small", "hello", "--tokens", "20", *options], []
+    for how in ((), ("--exit", str(tmp_path / "e"), "--lossless"), ("--exit", str(tmp_path / "none"))):
+        assert cli.main([*asked, *how]) == 0
+        said.append([json.loads(line)["token"] for line in capsys.readouterr().out.splitlines()])
+    assert said[1] == said[2]
+    assert len(said[1]) == 20
+    if not options:  # a sampled draft draws otherwise, from the same distribution
+        assert said[1] == said[0]
 
 
 def test_another_model_is_refused(model, found):
