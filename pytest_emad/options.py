@@ -182,8 +182,8 @@ OPTIONS: tuple[Option, ...] = (
         "exit",
         values.file,
         None,
-        "exit that `emad screen` wrote for this model: asks EMAD-X1 to X6 of it at any budget, and its points of every "
-        "audit",
+        "exit that `emad screen` wrote for this model, in place of one found in the run: EMAD-X1 to X6 are asked of it "
+        "at any budget, and audits of its points",
         "FILE",
     ),
     Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),

@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
-from emad_ref.calibration.trace import TokenSequence, take_trace
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.traces import Traces
@@ -28,7 +29,9 @@ from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import load_exit
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.reached import Chooser, replayed_columns
-from emad_ref.screening.texts import Text
+from emad_ref.screening.screen import screen
+from emad_ref.screening.settings import Settings
+from emad_ref.screening.texts import Text, TooLittleText
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import FREE, LEVELS, Curve, ceiling
 from emad_ref.sweep.decoded import decoded_columns
@@ -38,6 +41,7 @@ from emad_ref.verdict.spending import Measured, Spent
 from emad_ref.verdict.units import ByDocument
 
 OPTION = "--emad-exit"
+MINUTES = {"smoke": 4.0, "standard": 10.0, "full": 30.0}  # that finding an exit may take, by budget
 SETTINGS = 8  # of each dial, spaced evenly in what they save
 REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules of which a trace says what they lose
 JUDGED = 0.01  # rise of perplexity at which slack is told
@@ -56,22 +60,38 @@ class Beyond:
 
     # ------------------------------------------------------------ the exit
 
-    @cached_property
+    @property
     def exit(self) -> Exit:
         """Attached to the judge's own model, from which copies lend it to others."""
-        path, loaded = self.subject.study.exit, self.subject.loaded
-        assert path is not None, "whoever asks has asked what is missing"
+        assert isinstance(self._found, Exit), "whoever asks has asked what is missing"
+        return self._found
+
+    @property
+    def missing(self) -> str:
+        """Why there is no exit to look at; "" where there is."""
+        return "" if isinstance(self._found, Exit) else self._found
+
+    @cached_property
+    def _found(self) -> Exit | str:
+        """Brought or found; or why neither."""
+        subject, path = self.subject, self.subject.study.exit
+        if path is not None:
+            return self._brought(path)
+        minutes, seed = MINUTES[subject.budget.name], subject.seed
+        asked = Settings(corpus=subject.corpus, data=subject.data, minutes=minutes, seed=seed)
+        try:
+            return screen(subject.loaded, asked, progress=True).attach(subject.loaded)
+        except (TooLittleText, EmptyCorpus) as error:
+            return f"no exit was brought ({OPTION} FILE), and none can be found here: {error}"
+
+    def _brought(self, path: Path) -> Exit:
+        loaded = self.subject.loaded
         found = load_exit(path)
         if found.fingerprint != loaded.fingerprint:
             expected = f"an exit of {loaded.name} ({loaded.fingerprint[:12]}…)"
             theirs = f"that one is of a model {found.fingerprint[:12]}…: emad screen {loaded.name}"
             raise BadArgument(OPTION, str(path), expected, theirs)
         return found.attach(loaded)
-
-    @property
-    def missing(self) -> str:
-        """Why there is no exit to look at; "" where there is."""
-        return "" if self.subject.study.exit is not None else f"no exit was brought: {OPTION} FILE"
 
     @property
     def point(self) -> OperatingPoint | None:

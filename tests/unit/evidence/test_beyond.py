@@ -13,6 +13,7 @@ import pytest
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
+from emad_ref.evidence import beyond
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host, walked
 from emad_ref.evidence.lending import Lending
@@ -22,8 +23,11 @@ from emad_ref.protocol import Request, Unsupported
 from emad_ref.questions.asking import Answer, ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
+from emad_ref.readout.tuned import lens_named
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import save_exit
+from emad_ref.screening.settings import Settings
+from emad_ref.screening.texts import TooLittleText
 from emad_ref.sweep.losses import columns
 from emad_ref.verdict.claims import load_register
 from tests.lenses import drawn_lens
@@ -76,36 +80,56 @@ def test_the_exit_of_another_model_is_refused_by_the_option_that_brought_it(tmp_
         evidence.check()
 
 
-def test_without_an_exit_nothing_is_claimed_of_one() -> None:
+def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Settings] = []
+
+    def screened(model: object, settings: Settings, *, progress: bool) -> Exit:
+        asked.append(settings)
+        return found_exit()
+
+    monkeypatch.setattr(beyond, "screen", screened)
+    evidence = small_evidence(seed=3)
+    assert evidence.beyond.missing == ""
+    assert evidence.beyond.exit is evidence.beyond.exit
+    assert asked == [Settings(corpus="self", minutes=4.0, seed=3)]
+    assert lens_named(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
+
+
+def test_without_an_exit_nothing_is_claimed_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_little(*args: object, **options: object) -> Exit:
+        raise TooLittleText("one document")
+
+    monkeypatch.setattr(beyond, "screen", too_little)
     for claim in ("EMAD-X1", "EMAD-X2", "EMAD-X3", "EMAD-X4", "EMAD-X5", "EMAD-X6"):
         answer = answered(small_evidence(), claim)
         assert (answer.verdict.verdict, answer.refused) == ("unmeasured", ""), claim
         assert "--emad-exit FILE" in answer.verdict.reason
+        assert "one document" in answer.verdict.reason
 
 
 def test_columns_of_the_point_are_replays_where_replay_is_exact(tmp_path: Path) -> None:
     evidence = evidence_with(tmp_path, found_exit("free_eager"))
-    beyond, trace = evidence.beyond, evidence.beyond.evaluated.of(evidence.beyond.exit.point)
-    replayed = columns(trace, evidence.loaded.geometry, [beyond.exit.point])
-    chosen = beyond.chosen
+    trace = evidence.beyond.evaluated.of(evidence.beyond.exit.point)
+    replayed = columns(trace, evidence.loaded.geometry, [evidence.beyond.exit.point])
+    chosen = evidence.beyond.chosen
     assert chosen is not None
     by_document = evidence.traces.by_document
     np.testing.assert_allclose(chosen.nll_nats.values, by_document(replayed.nll_nats[:, 0]).values, rtol=1e-5)
     np.testing.assert_array_equal(chosen.work.values, by_document(replayed.flops[:, 0]).values)
     assert 1 - replayed.depth.sum() / (LAYERS * len(trace)) > 0.05, "some tokens leave early"
-    assert beyond.exact is beyond.point
+    assert evidence.beyond.exact is evidence.beyond.point
 
 
 def test_a_point_that_copies_has_a_twin_with_exact_states(tmp_path: Path) -> None:
-    beyond = evidence_with(tmp_path, found_exit()).beyond
-    exact = beyond.exact
+    held = evidence_with(tmp_path, found_exit()).beyond
+    exact = held.exact
     assert exact is not None
     assert (exact.schedule, exact.thresholds, exact.lens) == (
         "free_eager",
-        beyond.exit.point.thresholds,
-        beyond.exit.point.lens,
+        held.exit.point.thresholds,
+        held.exit.point.lens,
     )
-    assert exact.name != beyond.exit.point.name
+    assert exact.name != held.exit.point.name
 
 
 def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
@@ -118,18 +142,18 @@ def test_full_depth_is_what_is_held_against(tmp_path: Path) -> None:
 
 
 def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Path) -> None:
-    beyond = evidence_with(tmp_path, found_exit()).beyond
-    tokens, full = beyond.in_blocks.tokens.values.sum(), beyond.in_blocks.full
-    assert beyond.losses[0] == 0.01
-    for curve in beyond.curves:
+    held = evidence_with(tmp_path, found_exit()).beyond
+    tokens, full = held.in_blocks.tokens.values.sum(), held.in_blocks.full
+    assert held.losses[0] == 0.01
+    for curve in held.curves:
         blocks = []
-        for loss in sorted(beyond.losses):
-            spent = beyond.at_loss(curve, loss)
+        for loss in sorted(held.losses):
+            spent = held.at_loss(curve, loss)
             rise = np.expm1((spent.nll_nats.values - full.nll_nats.values).sum() / tokens)
             assert rise <= loss
             blocks.append(spent.work.values.sum())
         assert blocks == sorted(blocks, reverse=True)
-    assert [beyond.named(curve).partition(",")[0] for curve in beyond.curves] == ["tuned lens"] * 2 + ["own head"] * 2
+    assert [held.named(curve).partition(",")[0] for curve in held.curves] == ["tuned lens"] * 2 + ["own head"] * 2
 
 
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
