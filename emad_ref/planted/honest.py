@@ -82,7 +82,7 @@ class InChunks(PlantedSession):
 class Chunking(PlantedDecoder):
     session = InChunks
 
-    def _prompt_work(self, prompts: Sequence[Prompt]) -> Work:
+    def prompt_work(self, prompts: Sequence[Prompt]) -> Work:
         work, before = Work.none(self.stepper.layers), np.array([len(prompt.tokens) - 1 for prompt in prompts])
         for rows, first, held in pieces(before):
             count_blocks(work, 0, self.point.ceiling, len(rows), int(held.max()), first + int(held.max()))

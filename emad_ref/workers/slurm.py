@@ -5,6 +5,7 @@ submitit's jobs are no futures; here stands as much of a future as ``handing`` a
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 import submitit
 from submitit.core.utils import UncompletedJobError
 
+POLLED_SECONDS = 1.0  # submitit asks Slurm itself at most every few seconds
 R = TypeVar("R")
 
 
@@ -38,13 +40,18 @@ class Job(Future[R]):
         return False
 
     def result(self, timeout: float | None = None) -> R:
-        """Waits as long as it takes, whatever ``timeout`` is. Raises JobLost, or what the function raised."""
-        failure = self.exception()
+        """Raises JobLost, or what the function raised; TimeoutError after ``timeout`` seconds, None: never."""
+        failure = self.exception(timeout)
         if failure is not None:
             raise failure
         return self._job.result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
+        ends = None if timeout is None else time.monotonic() + timeout
+        while not self._job.done():
+            if ends is not None and time.monotonic() > ends:
+                raise TimeoutError(f"job {self._job.job_id} is not done after {timeout:g} s")
+            time.sleep(POLLED_SECONDS)
         try:
             found = self._job.exception()
         except UncompletedJobError as error:  # submitit raises it or returns it, by how the job ended
