@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
+from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.trace import TokenSequence, batched
 from emad_ref.calibration.tuning import states_and_final
 from emad_ref.decoding.drafting import Drafting
@@ -106,10 +107,8 @@ def vocabularies(stepper: Stepper, texts: Sequence[TokenSequence]) -> list[Ints 
     return [None, *found.values()]
 
 
-def gate_after(gate: Estimator | None, layers: Sequence[int], layer: int) -> Estimator | None:
-    """Of a gate with probes at ``layers`` the one after ``layer``; None of none."""
-    if gate is None:
-        return None
+def gate_after(gate: Estimator, layers: Sequence[int], layer: int) -> Estimator:
+    """Of a gate with probes at ``layers`` the one after ``layer``."""
     return replace(gate, weights=(gate.weights[list(layers).index(layer)],))
 
 
@@ -188,6 +187,27 @@ def choices(
                 rounds = simulated(each, threshold, most)
                 found.append(Choice(drafting, rounds, seconds(drafting, rounds)))
     return sorted(found, key=lambda choice: choice.seconds)
+
+
+def choose_drafting(
+    stepper: Stepper,
+    fitted: FittedLens,
+    layers: Sequence[int],
+    said: Sequence[TokenSequence],
+    texts: Sequence[TokenSequence],
+    seconds: Seconds,
+) -> list[Choice]:
+    """Every way of drafting through an attached lens after one of ``layers``, the fastest on ``texts`` first.
+
+    ``said``: own text of split calibrate, whose most frequent ids vocabularies are; ``texts``: of split validate.
+
+    Raises:
+        BadArgument: as ``draft_columns``.
+    """
+    known = list(fitted.lens.translators)
+    gates = {} if fitted.gate is None else {layer: gate_after(fitted.gate, known, layer) for layer in layers}
+    columns = draft_columns(stepper, texts, layers, fitted.lens.digest, gates, vocabularies(stepper, said))
+    return choices(columns, seconds)
 
 
 def _runs(flags: Bools) -> list[int]:

@@ -84,7 +84,7 @@ def race(
 
 
 def usual_arms(loaded: Loaded, drafting: Drafting | None, raw: Drafting | None = None) -> dict[str, Arm]:
-    """Full depth, ``generate``, prompt lookup, and drafting as asked; ``raw``: self-speculation, neither lens nor gate."""
+    """Full depth, ``generate``, prompt lookup, and drafting as asked; ``raw``: neither lens nor gate."""
     arms = {FULL: at_full_depth(loaded), GENERATE: by_generate(loaded), LOOKUP: by_lookup(loaded)}
     for name, asked in ((SELF, raw), (DRAFTING, drafting)):
         if asked is not None:

@@ -1,0 +1,226 @@
+"""Rounds simulated on columns, and what is chosen by them; a lens for drafts; the race of decoding loops."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.trace import TokenSequence
+from emad_ref.decoding.drafted import DraftingDecoder
+from emad_ref.decoding.drafting import Drafting
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.errors import BadArgument
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.loading import load
+from emad_ref.point import Estimator, full_depth
+from emad_ref.protocol import Prompt
+from emad_ref.record import VERIFY
+from emad_ref.screening.draft_lens import draft_layers, fit_draft_lens, joined
+from emad_ref.screening.drafts import (
+    DraftColumns,
+    choices,
+    choose_drafting,
+    draft_columns,
+    frequent,
+    gate_after,
+    own_texts,
+    simulated,
+)
+from emad_ref.screening.race import DRAFTING, FULL, GENERATE, LOOKUP, SELF, race, usual_arms
+from tests.lenses import attached
+from tests.small import LAYERS, VOCABULARY, small_model
+
+PROMPT, NEW, WIDTH = 4, 12, 32
+
+
+@cache
+def stepper_of():
+    return CausalStepper(small_model("gpt_neox", seed=1))
+
+
+@cache
+def texts():
+    rng = np.random.default_rng(0)
+    windows = [TokenSequence(rng.integers(0, VOCABULARY, PROMPT + 3), document=i) for i in range(5)]
+    return own_texts(stepper_of(), windows, PROMPT, NEW, rows=3)
+
+
+def drawn_gate(probes=1, seed=0):
+    drawn = np.random.default_rng(seed).normal(size=(probes, WIDTH + 1)) / WIDTH**0.5
+    return Estimator("linear", weights=tuple(map(tuple, drawn.tolist())))
+
+
+def columns_of(right, expected=None, starts=None, gate=None):
+    starts = [0, len(right)] if starts is None else starts
+    way = Drafting(1, 1, gate=gate)
+    return DraftColumns(way, np.array(right, dtype=bool), expected, np.array(starts))
+
+
+# ------------------------------------------------------------ text
+
+
+def test_own_texts_are_what_the_model_says_after_each_prompt():
+    for number, text in enumerate(texts()):
+        assert (text.document, text.adaptive_from, len(text.tokens)) == (number, PROMPT - 1, PROMPT + NEW)
+        alone = WalkedDecoder(stepper_of(), full_depth(LAYERS)).generate([Prompt(text.tokens[:PROMPT])], NEW)
+        assert text.tokens[PROMPT:].tolist() == alone.emitted[0].tolist()
+
+
+def test_windows_shorter_than_the_prompt_are_left_out_and_none_is_too_few():
+    with pytest.raises(BadArgument, match="windows=0, but expected some of at least 9 tokens"):
+        own_texts(stepper_of(), [TokenSequence(np.arange(8))], 9, 2)
+
+
+def test_the_most_frequent_ids_stand_in_order():
+    said = [TokenSequence(np.array([9, 9, 9, 4, 4, 2]), 2), TokenSequence(np.array([9, 7, 4, 7]), 0)]
+    assert frequent(said, 2).tolist() == [4, 7]  # prompts do not count: 4 three times, 7 twice
+    assert frequent(said, 9).tolist() == [2, 4, 7]
+
+
+# ------------------------------------------------------------ columns and rounds
+
+
+def test_columns_are_what_both_readouts_say():
+    (column,) = draft_columns(stepper_of(), texts(), (3,), None, {})
+    with torch.inference_mode():
+        for number, text in enumerate(texts()):
+            cache_ = stepper_of().new_cache(1)
+            frame = stepper_of().frame(np.arange(len(text.tokens) - 1)[None], cache_)
+            hidden = stepper_of().embed(torch.from_numpy(text.tokens[None, :-1]), frame)
+            low = stepper_of().run(hidden, 0, 3, frame, cache_)
+            said = stepper_of().logits(low)[0].argmax(dim=-1).numpy()[PROMPT - 1 :]
+            mine = column.agrees[column.starts[number] : column.starts[number + 1]]
+            assert mine.tolist() == (said == text.tokens[PROMPT:]).tolist()
+
+
+def test_rounds_are_counted_by_hand():
+    right = [True, *[True, True, False, True, True, True, True]]  # the first position is the prompt's last
+    rounds = simulated(columns_of(right), math.inf, 3)
+    # from 1: three drafts, two right, 3 tokens; from 4: three drafts at most, 4 tokens left: 3 right
+    assert rounds.drafts.tolist() == [0, 0, 0, 1]
+    assert rounds.tokens == 3.5
+    assert simulated(columns_of(right), math.inf, 1).drafts.tolist() == [0, 1]
+    assert simulated(columns_of([False] * 8), math.inf, 2).tokens == 1.0
+
+
+def test_a_gate_ends_a_round():
+    right, expected = [True] * 7, np.array([0, 0, 1, 0, 0, 1, 0.0])
+    rounds = simulated(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
+    # from 1: one draft; from 3: two; from 6: none, it is the last
+    assert (rounds.drafts * 3).round().tolist() == [1, 1, 1, 0, 0]
+    assert rounds.tokens == 2.0
+    with pytest.raises(BadArgument, match="inf where no gate was read"):
+        simulated(columns_of(right), 0.5, 4)
+
+
+@pytest.mark.parametrize("threshold", [0.0, math.inf])
+@pytest.mark.parametrize("longest", [1, 3])
+def test_simulated_rounds_are_the_decoders(threshold, longest):
+    lens = attached(stepper_of(), (LAYERS - 1,), scale=0.05)
+    (column,) = draft_columns(stepper_of(), texts(), (LAYERS - 1,), lens, {LAYERS - 1: drawn_gate()})
+    rounds = simulated(column, threshold, longest)
+    way = replace(column.drafting, threshold=threshold, longest=longest)
+    ran, emitted, drafts = 0, 0, np.zeros(longest + 1)
+    for text in texts():
+        tokens = DraftingDecoder(stepper_of(), way).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
+        verified = tokens.phase == VERIFY
+        starts = np.flatnonzero(verified & ~np.r_[False, verified[:-1]])
+        widths = [int(np.flatnonzero(~np.r_[verified[at:], False])[0]) for at in starts]
+        ran, emitted = ran + len(starts), emitted + NEW - 1
+        drafts += np.bincount(np.array(widths) - 1, minlength=longest + 1)
+    assert rounds.tokens == pytest.approx(emitted / ran)
+    assert rounds.tokens > 1.0
+    if math.isinf(threshold):  # drafts behind one that does not agree are the gate's of another text
+        assert rounds.drafts.tolist() == pytest.approx((drafts / ran).tolist())
+
+
+# ------------------------------------------------------------ choices
+
+
+def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
+    gate, lens = drawn_gate(2), attached(stepper_of(), (2, LAYERS - 1), scale=0.05)
+    gates = {layer: gate_after(gate, (2, LAYERS - 1), layer) for layer in (2, LAYERS - 1)}
+    assert gates[2].weights == gate.weights[:1]
+    among = [None, frequent(texts(), 20)]
+    columns = draft_columns(stepper_of(), texts(), (2, LAYERS - 1), lens, gates, among)
+    assert [(each.drafting.layer, each.drafting.vocabulary is None) for each in columns] == [
+        (2, True), (2, False), (LAYERS - 1, True), (LAYERS - 1, False),
+    ]  # fmt: skip
+
+    def seconds(way, rounds):
+        heads = float(rounds.drafts @ np.arange(len(rounds.drafts))) * (5.0 if way.vocabulary is None else 0.01)
+        return (1.0 + heads) / rounds.tokens
+
+    found = choices(columns, seconds)
+    assert [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
+    assert found[0].drafting.vocabulary is not None
+    assert {choice.drafting.gated for choice in found} == {True, False}
+
+
+# ------------------------------------------------------------ a lens for drafts, and the race, on a bundled model
+
+
+@cache
+def nano():
+    return load("emad-nano")
+
+
+@cache
+def spoken():
+    rng = np.random.default_rng(2)
+    return [TokenSequence(rng.integers(5, 200, 8), document=i) for i in range(24)]
+
+
+@cache
+def drafts_lens():
+    return fit_draft_lens(nano(), spoken(), (1,), prompt=8, new=24, corpus="ids", steps=30)
+
+
+def test_a_lens_for_drafts_agrees_more_often_than_the_models_own_head():
+    fitted, stepper = drafts_lens(), nano().stepper
+    held = own_texts(stepper, [TokenSequence(w.tokens[::-1].copy(), 0, w.document) for w in spoken()], 8, 24)
+    (own,) = draft_columns(stepper, held, (1,), None, {})
+    (through,) = draft_columns(stepper, held, (1,), fitted.lens.digest, {})
+    assert through.agrees.mean() > own.agrees.mean()
+    best = choose_drafting(stepper, fitted, (1,), held, held, lambda way, rounds: 1 / rounds.tokens)[0]
+    assert best.rounds.tokens > 1.2
+    assert best.drafting.lens == fitted.lens.digest
+
+
+def test_two_lenses_become_one():
+    layers = nano().stepper.layers
+    exits = fit_draft_lens(nano(), spoken(), (1, layers - 1), prompt=8, new=24, corpus="other", steps=2, seed=1)
+    one, drafts = joined(exits, drafts_lens()), drafts_lens()
+    assert list(one.lens.translators) == [1, layers - 1]
+    assert one.lens.translators[1] is drafts.lens.translators[1]
+    assert one.lens.translators[layers - 1] is exits.lens.translators[layers - 1]
+    assert one.gate.weights == (drafts.gate.weights[0], exits.gate.weights[1])
+    assert one.tuned_nats == {1: drafts.tuned_nats[1], layers - 1: exits.tuned_nats[layers - 1]}
+    with pytest.raises(BadArgument, match=r"drafts\.gate=None"):
+        joined(exits, replace(drafts, gate=None))
+
+
+def test_candidates_are_shallow():
+    assert draft_layers(12) == (1, 2, 3, 4)
+    assert draft_layers(5) == (1,)
+    assert draft_layers(2) == (1,)
+
+
+def test_the_race_holds_every_arm_on_the_same_prompts():
+    lens = drafts_lens().lens.digest
+    arms = usual_arms(nano(), Drafting(1, 2, lens=lens), Drafting(1, 2))
+    assert list(arms) == [FULL, GENERATE, LOOKUP, SELF, DRAFTING]
+    prompts = [Prompt(window.tokens) for window in spoken()[:5]]
+    raced = race(nano(), arms, prompts, 6, 3, np.random.default_rng(0))
+    assert raced.prompts == prompts[2:]
+    for arm in arms:
+        assert [len(tokens) for tokens in raced.emitted[arm]] == [6] * 3
+        assert raced.seconds(arm) > 0
+        assert raced.differing(arm, FULL) == []
+    with pytest.raises(BadArgument, match="prompts=5, but expected 6"):
+        race(nano(), arms, prompts, 6, 4, np.random.default_rng(0))
