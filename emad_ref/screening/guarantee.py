@@ -48,8 +48,9 @@ class Guarantee:
     ``tested``     thresholds from strict to loose up to the first that failed; ``chosen``: the last that passed, None:
                    full depth, which needs no promise.
     ``capped``     share of calibration documents whose loss reached B, under ``chosen`` or else the strictest.
-    ``power``      chance that another calibration set of so many documents certifies that threshold, estimated at the
+    ``power``      chance that another calibration set of so many documents certifies any exit at all, estimated at the
                    losses observed; ``needed``: documents that make it 80 %. None: none within reach.
+    ``again``      chance that it certifies ``chosen``, or a looser one; None where nothing was chosen.
     """
 
     loss: str
@@ -63,6 +64,7 @@ class Guarantee:
     capped: float
     power: float
     needed: int | None
+    again: float | None = None
 
     @property
     def statement(self) -> str:
@@ -83,9 +85,11 @@ class Guarantee:
     @property
     def said(self) -> str:
         """How many documents there were, how many it takes, and the power, in a line."""
-        name = self.chosen or self.tested[0].name
         needed = f"about {self.needed:,} give 80 %" if self.needed else "no practical number gives 80 %"
-        return f"{name}: power {self.power:.0%} with {self.documents:,} documents; {needed}"
+        said = f"power {self.power:.0%} to certify any exit with {self.documents:,} documents; {needed}"
+        return (
+            said if self.again is None else f"{said}; {self.chosen} or a looser one again in {self.again:.0%} of sets"
+        )
 
     @property
     def _refused(self) -> str:
@@ -120,7 +124,8 @@ class Guarantee:
 
 
 def _sound(found: Guarantee) -> bool:
-    numbers = (found.cap, found.risk, found.error, found.capped, found.power, *(n for t in found.tested for n in t[1:]))
+    numbers = [found.cap, found.risk, found.error, found.capped, found.power, *(n for t in found.tested for n in t[1:])]
+    numbers += [] if found.again is None else [found.again]
     return (
         all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
         and 0 < found.risk < found.cap
@@ -181,7 +186,6 @@ def guaranteed(
     p, mean, n = betting(shares, tolerance, error), values.mean(axis=0), len(values)
     walk = fixed_sequence(p, mean / kind.cap, n, tolerance, error)
     last = walk.index or 0  # where none passes: the strictest
-    until = shares[:, : last + 1]
     return Guarantee(
         loss=kind.name,
         cap=kind.cap,
@@ -192,8 +196,9 @@ def guaranteed(
         tested=tuple(map(Tried, names[: walk.tested], mean.tolist(), p.tolist())),
         chosen=None if walk.index is None else names[walk.index],
         capped=float((values[:, last] >= kind.cap).mean()),
-        power=power_of(until, n, tolerance, error, seed=seed),
-        needed=needed_documents(until, tolerance, error, seed=seed),
+        power=power_of(shares[:, :1], n, tolerance, error, seed=seed),
+        needed=needed_documents(shares[:, :1], tolerance, error, seed=seed),
+        again=None if walk.index is None else power_of(shares[:, : last + 1], n, tolerance, error, seed=seed),
     )
 
 
