@@ -60,8 +60,11 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, st
     def share(value: float | None) -> str:
         return ABSENT if value is None else f"{value:.1%}"
 
-    def interval(value: list[float] | None, spelt: str) -> str:
-        return ABSENT if value is None else f"{value[0]:{spelt}} [{value[1]:{spelt}}, {value[2]:{spelt}}]"
+    def interval(value: list[float | None] | None, spelt: str) -> str:
+        if value is None:
+            return ABSENT
+        number, low, high = (ABSENT if each is None else f"{each:{spelt}}" for each in value)
+        return f"{number} [{low}, {high}]"
 
     levels = sorted({row["level"] for row in found["slack"]})
     kinds = list(dict.fromkeys((row["oracle"], row["readout"], row["depth"]) for row in found["slack"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -105,5 +106,8 @@ def _rows(rows: Sequence[Reached]) -> list[dict[str, Any]]:
     ]
 
 
-def _interval(estimate: Estimate | None) -> list[float] | None:
-    return None if estimate is None else [estimate.value, estimate.low, estimate.high]
+def _interval(estimate: Estimate | None) -> list[float | None] | None:
+    """None for a bound where the data bound nothing: JSON has no infinity."""
+    if estimate is None:
+        return None
+    return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

@@ -1,0 +1,19 @@
+"""What a screening records is JSON, whatever an interval could not bound."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+from emad_ref.screening.tabled import _interval
+from emad_ref.verdict.interval import Estimate
+
+ESTIMATE = Estimate(0.2, 0.1, 0.3, 30, 0.01, 0.99, "share", "by hand", "documents")
+
+
+def test_a_bound_that_is_none_is_recorded_as_none() -> None:
+    unbounded = replace(ESTIMATE, low=-math.inf, high=math.inf)
+    assert json.dumps([_interval(each) for each in (ESTIMATE, unbounded, None)], allow_nan=False) == (
+        "[[0.2, 0.1, 0.3], [0.2, null, null], null]"
+    )
