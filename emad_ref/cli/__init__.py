@@ -1,4 +1,5 @@
-"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare, drift, world.
+"""``emad``: train, calibrate, merge, lens, screen, judge, sweep, generate, serve, report, verify, compare, drift and
+world.
 
 One function per verb, its arguments beside it. Each prints what it did; bad input exits 1, of ``compare`` and
 ``drift`` 2.

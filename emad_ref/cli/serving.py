@@ -69,6 +69,7 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
         sub,
         "emad serve emad-tiny",
         "emad serve emad-tiny-plain --lens lens.safetensors",
+        "emad serve emad-tiny-plain --exit exit.safetensors",
         "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
         "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
     )

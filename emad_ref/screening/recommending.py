@@ -10,7 +10,7 @@ from emad_ref.screening.decoding import Certified
 from emad_ref.screening.guarantee import Guarantee
 from emad_ref.screening.reached import Reached
 from emad_ref.screening.slack import Slack, ceiling_at
-from emad_ref.screening.texts import ENOUGH
+from emad_ref.screening.texts import ENOUGH, FEWEST
 from emad_ref.sweep.ceilings import SLACK
 
 WORTH = 0.05  # net, its lower bound: below it no changed output is worth what was saved
@@ -28,12 +28,19 @@ class Recommended:
 
 
 def recommended(
-    oracles: Sequence[Slack], proven: Certified | None, judged: Sequence[Reached], rise: float, inconclusive: str
+    oracles: Sequence[Slack],
+    proven: Certified | None,
+    judged: Sequence[Reached],
+    rise: float,
+    inconclusive: str,
+    documents: int,
 ) -> Recommended:
-    """``inconclusive``: why nothing can be said on so little text, or ""."""
-    if inconclusive:
-        return _none(inconclusive)
+    """``inconclusive``: why nothing can be recommended on so little text, or "". ``documents``: of evaluation; that
+    there is no slack takes no other text.
+    """
     most = ceiling_at(oracles, rise)
+    if inconclusive and (documents < FEWEST or most > SLACK):
+        return _none(inconclusive)
     if most <= SLACK:
         return _none(
             f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "

@@ -86,7 +86,8 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
     if model.geometry.layers < 2:
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     found = investigate(model, settings, progress=progress)
-    said = recommended(found.slack, found.certified, found.decoded, settings.rise, too_few(found.texts))
+    few, documents = too_few(found.texts), found.evaluated.text.count
+    said = recommended(found.slack, found.certified, found.decoded, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, found.drafts.drafting, record, signs)
@@ -105,8 +106,8 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
         return (*both, _families(model, texts, fitted, settings, name))  # type: ignore[return-value]  # two and one
 
     chosen_on, evaluated, families = run("traces", trace_both)
-    oracles = run("slack", lambda _: slack(evaluated, geometry, LOSSES))
     levels = sorted({*LOSSES, settings.rise})
+    oracles = run("slack", lambda _: slack(evaluated, geometry, levels))
     chooser = Chooser(chosen_on, evaluated.text.count, geometry)
     rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
     proven, judged = run("decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name))

@@ -132,12 +132,12 @@ def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Ite
 
 
 def _counted(windows: Iterable[TokenSequence], seconds: float, bar: tqdm[None]) -> Iterator[TokenSequence]:
-    """Windows until the time is used up, but ``FEWEST`` at least: a model that writes its own text takes long."""
+    """Windows until the time is used up, but enough to begin: a model that writes its own text takes long."""
     end = time.perf_counter() + seconds
     for number, window in enumerate(windows, start=1):
         yield window
         bar.update()
-        if number >= FEWEST and time.perf_counter() > end:
+        if number >= 2 * FEWEST and time.perf_counter() > end:
             return
 
 

@@ -184,12 +184,14 @@ def promised(name):
     return Guarantee("excess", 0.2, 0.01, 0.05, 300, "text", (Tried("gate ≤ 0.1", 0.004, 0.01),), name, 0.0, 0.9, 210)
 
 
-def decide(oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few=""):
+def decide(
+    oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=300
+):
     family = Family("gate", LENS, "free")
     row = Reached(family, 0.01, point(), estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n), how="decoded")
     certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), 300, None)
     oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle)]
-    return recommended(oracles, certified if proven else None, [row] if proven else [], 0.01, few)
+    return recommended(oracles, certified if proven else None, [row] if proven else [], 0.01, few, documents)
 
 
 def test_a_confirmed_point_is_recommended_with_its_promise():
@@ -214,6 +216,8 @@ def test_without_a_promise_it_says_so():
         ({"net": (0.06, 0.04, 0.08)}, "not worth it"),
         ({"n": 199}, "inconclusive: gate ≤ 0.1 saves"),
         ({"few": "inconclusive: 12 documents"}, "inconclusive: 12 documents"),
+        ({"few": "inconclusive: 12 documents", "oracle": 0.04}, "no slack"),
+        ({"few": "inconclusive: 12 documents", "oracle": 0.04, "documents": 29}, "inconclusive: 12 documents"),
     ],
 )
 def test_what_does_not_hold_is_not_recommended(case, said):
