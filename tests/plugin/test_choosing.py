@@ -139,6 +139,29 @@ def test_choices_cross_to_the_xdist_controller(project: pytest.Pytester, run_apa
     assert left.ret == pytest.ExitCode.TESTS_FAILED
 
 
+OF_EXIT = """
+import pytest
+@pytest.fixture
+def emad_exit(): return "the exit"
+def test_of_an_exit(emad_exit): pass
+"""
+
+
+def test_tests_of_an_exit_are_asked_where_one_was_brought_and_else_passed_over_in_silence(
+    suites: Path, project: pytest.Pytester, run: Run
+) -> None:
+    (suites / "test_model.py").write_text(OF_EXIT)
+    project.makeconftest(FOREIGN)
+    result = run("suites", "--emad-report", "out")
+    result.assert_outcomes(deselected=1)
+    report = report_of(project.path / "out")
+    assert [entry["why"] for entry in report["deselected"]] == ["no exit was brought"]
+    assert report["notes"] == []
+    assert missing(report, ["suites"], ["suites/claims/test_model.py::test_of_an_exit"], always=True) == []
+    (project.path / "found.exit").touch()
+    run("suites", "--emad-exit", "found.exit").assert_outcomes(passed=1)
+
+
 WAITING = """
 import pytest
 from verdicts import verdict
