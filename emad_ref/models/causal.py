@@ -2,7 +2,8 @@
 
 The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
 agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
-``model(ids).logits`` (``models.agreement``): an unknown or changed family fails loudly.
+``model(ids).logits`` (``models.agreement``): an unknown or changed family fails loudly. Where K and V are kept, blocks
+that have a fused step (``models.fused``) take it in place of their modules' forward, unless the backend is ``walked``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -31,80 +32,12 @@ from emad_ref.models.anatomy import FAST, FULL, SLIDING, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
 from emad_ref.models.fused import fused
-from emad_ref.models.fused.parts import Given, Turns, signed
+from emad_ref.models.fused.parts import Turns, signed
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
-from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, attention_mask, frame_of, require_layer, require_layers
+from emad_ref.models.prepared import Prepared, Station
+from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, frame_of, require_layer, require_layers
 from emad_ref.record import Ints
-
-
-class Station(NamedTuple):
-    """What decides a block's arguments: its ``kind`` of attention, and the ``device`` its weights lie on."""
-
-    kind: str
-    device: torch.device
-
-
-class _Prepared:
-    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given."""
-
-    def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
-        self._stepper, self._frame, self.cached = stepper, frame, cached
-        self._writer: Writer | None = None
-        self._arguments: dict[Station, dict[str, Any]] = {}
-        self._given: dict[Station, Given] = {}
-
-    def meet(self, cache: Cache | None) -> None:
-        """What is prepared reads and writes ``cache`` from now on."""
-        if (cache is not None) != self.cached:
-            raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
-        if cache is not None and (self._writer is None or self._writer.cache is not cache):
-            self._writer, self._arguments, self._given = Writer(cache, self._frame), {}, {}
-
-    def arguments(self, station: Station) -> dict[str, Any]:
-        """Keyword arguments of a module."""
-        if station not in self._arguments:
-            self._arguments[station] = self._arguments_of(station)
-        return self._arguments[station]
-
-    def given(self, station: Station) -> Given:
-        """What a fused step is given."""
-        if station not in self._given:
-            assert self._writer is not None, "fused steps write to a cache"
-            walker, frame = self._stepper, self._frame
-            turns = None if walker.rotary is None else self._turns(walker.turns(station, frame.keys))
-            self._given[station] = Given(self._writer, self._mask(station), turns, frame.queries > 1)
-        return self._given[station]
-
-    def _arguments_of(self, station: Station) -> dict[str, Any]:
-        walker, anatomy = self._stepper, self._stepper.anatomy
-        arguments: dict[str, Any] = {"attention_mask": self._mask(station), **dict(anatomy.constants)}
-        if anatomy.positions_inside:
-            arguments["position_ids"] = self._frame.distinct_slots(station.device)
-        if walker.rotary is not None:
-            arguments["position_embeddings"] = self._turns(walker.rotary_table(station, self._frame.keys))
-        if self._writer is not None:
-            arguments[anatomy.cache_keyword] = self._writer
-        return arguments
-
-    def _mask(self, station: Station) -> Tensor | None:
-        walker = self._stepper
-        return attention_mask(
-            self._frame,
-            walker.window if station.kind == SLIDING else None,
-            walker.dtype,
-            station.device,
-            flagged=walker.kernel == "sdpa",
-            always=walker.anatomy.always_masked,
-        )
-
-    def _turns(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of the frame's positions, [1, n, …] if all rows start at the same position, else [rows, n, …]."""
-        frame, (cos, sin) = self._frame, tables
-        if frame.start is not None:
-            return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
-        slots = frame.slots(cos.device)
-        return cos[0][slots], sin[0][slots]
 
 
 class _Stored(Exception):
@@ -202,7 +135,7 @@ class CausalStepper:
         self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> Frame:
         """See ``Stepper.frame``."""
-        prepare = partial(_Prepared, self, cache is not None)
+        prepare = partial(Prepared, self, cache is not None)
         return frame_of(positions, cache, rows, lengths, self._end, prepare)
 
     def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
@@ -224,7 +157,7 @@ class CausalStepper:
         require_layers(first, last, self.layers)
         if cache is not None:
             cache.require(first, last, frame)
-        prepared: _Prepared = frame.prepared
+        prepared: Prepared = frame.prepared
         prepared.meet(cache)
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
             hidden = to_device(hidden, station.device)
@@ -242,7 +175,7 @@ class CausalStepper:
         require_layer(layer, self.layers)
         cache.require(layer - 1, layer, frame)
         block, station = self._blocks[layer - 1]
-        prepared: _Prepared = frame.prepared
+        prepared: Prepared = frame.prepared
         prepared.meet(cache)
         arguments = {**prepared.arguments(station), self.anatomy.cache_keyword: _Filler(cache, frame)}
         try:

@@ -35,7 +35,8 @@ def llama(names: Names, block: Any) -> Step:
     """The step of a decoder layer like Llama's."""
     attention, mlp = block.self_attn, block.mlp
     head, scale, index, act = attention.head_dim, attention.scaling, attention.layer_idx, activation(mlp.act_fn)
-    first, after_first, second, after_second = (_norm_of(block, names.norm, name) for name in names[:4])
+    first, after_first = (_norm_of(block, names.norm, name) for name in (names.before_attention, names.after_attention))
+    second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
     turns, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
     query_of, key_of, value_of, out = (parameters(getattr(attention, f"{name}_proj")) for name in "qkvo")

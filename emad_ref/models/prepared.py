@@ -1,0 +1,90 @@
+"""What blocks of a decoder-only model take in one forward: keyword arguments of modules, or what fused steps are given.
+
+Made once per frame and station, and only when a block asks: a forward that takes fused steps makes no argument of a
+module. Masks, rotary tables and the cache are what is in both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from emad_ref.errors import BadArgument
+from emad_ref.models.anatomy import SLIDING
+from emad_ref.models.cache import Cache
+from emad_ref.models.fused.parts import Given
+from emad_ref.models.stepper import Frame, Writer, attention_mask
+
+if TYPE_CHECKING:
+    from emad_ref.models.causal import CausalStepper
+
+
+class Station(NamedTuple):
+    """What decides a block's arguments: its ``kind`` of attention, and the ``device`` its weights lie on."""
+
+    kind: str
+    device: torch.device
+
+
+class Prepared:
+    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given."""
+
+    def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
+        self._stepper, self._frame, self.cached = stepper, frame, cached
+        self._writer: Writer | None = None
+        self._arguments: dict[Station, dict[str, Any]] = {}
+        self._given: dict[Station, Given] = {}
+
+    def meet(self, cache: Cache | None) -> None:
+        """What is prepared reads and writes ``cache`` from now on."""
+        if (cache is not None) != self.cached:
+            raise BadArgument("cache", cache, "the cache the frame was made for, or None if it was made without one")
+        if cache is not None and (self._writer is None or self._writer.cache is not cache):
+            self._writer, self._arguments, self._given = Writer(cache, self._frame), {}, {}
+
+    def arguments(self, station: Station) -> dict[str, Any]:
+        """Keyword arguments of a module."""
+        if station not in self._arguments:
+            self._arguments[station] = self._arguments_of(station)
+        return self._arguments[station]
+
+    def given(self, station: Station) -> Given:
+        """What a fused step is given."""
+        if station not in self._given:
+            assert self._writer is not None, "fused steps write to a cache"
+            walker, frame = self._stepper, self._frame
+            turns = None if walker.rotary is None else self._turns(walker.turns(station, frame.keys))
+            self._given[station] = Given(self._writer, self._mask(station), turns, frame.queries > 1)
+        return self._given[station]
+
+    def _arguments_of(self, station: Station) -> dict[str, Any]:
+        walker, anatomy = self._stepper, self._stepper.anatomy
+        arguments: dict[str, Any] = {"attention_mask": self._mask(station), **dict(anatomy.constants)}
+        if anatomy.positions_inside:
+            arguments["position_ids"] = self._frame.distinct_slots(station.device)
+        if walker.rotary is not None:
+            arguments["position_embeddings"] = self._turns(walker.rotary_table(station, self._frame.keys))
+        if self._writer is not None:
+            arguments[anatomy.cache_keyword] = self._writer
+        return arguments
+
+    def _mask(self, station: Station) -> Tensor | None:
+        walker = self._stepper
+        return attention_mask(
+            self._frame,
+            walker.window if station.kind == SLIDING else None,
+            walker.dtype,
+            station.device,
+            flagged=walker.kernel == "sdpa",
+            always=walker.anatomy.always_masked,
+        )
+
+    def _turns(self, tables: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of the frame's positions, [1, n, …] if all rows start at the same position, else [rows, n, …]."""
+        frame, (cos, sin) = self._frame, tables
+        if frame.start is not None:
+            return cos.narrow(1, frame.start, frame.queries), sin.narrow(1, frame.start, frame.queries)
+        slots = frame.slots(cos.device)
+        return cos[0][slots], sin[0][slots]
