@@ -9,7 +9,7 @@ A file of an exit holds one lens: ``joined`` puts translators for drafts in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from emad_ref.calibration.gate import fit_gate
@@ -18,8 +18,8 @@ from emad_ref.calibration.trace import TokenSequence
 from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
+from emad_ref.point import Estimator
 from emad_ref.readout.tuned import TunedLens, attach_lens
-from emad_ref.screening.drafts import own_texts
 
 STEPS = 500  # of 512 tokens: held-out agreement of small models has settled
 
@@ -31,33 +31,31 @@ def draft_layers(layers: int) -> tuple[int, ...]:
 
 def fit_draft_lens(
     model: Loaded,
-    windows: Iterable[TokenSequence],
+    texts: Sequence[TokenSequence],
     layers: Sequence[int],
     *,
-    prompt: int,
-    new: int,
     corpus: str,
     rank: int | None = None,
     steps: int = STEPS,
     seed: int = 0,
     progress: str | None = None,
 ) -> FittedLens:
-    """A lens of ``layers`` with its gate, on the model's ``new`` tokens after the first ``prompt`` of each window.
+    """A lens of ``layers`` with its gate, attached to the model's stepper.
 
-    Attached to the model's stepper. ``corpus``: what the windows are, for the record; ``windows`` of split calibrate.
+    ``texts``: what the model says after text of split calibrate (``drafts.own_texts``); ``corpus``: that text's name,
+    for the record.
 
     Raises:
-        BadArgument: no window as long as the prompt; layers or a rank that the model has not.
-        EmptyCorpus: too few documents to hold any out.
+        BadArgument: layers or a rank that the model has not.
+        EmptyCorpus: no text, or too few documents to hold any out.
     """
     stepper = model.stepper
-    texts = own_texts(stepper, windows, prompt, new)
     plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
         dtype=str(stepper.dtype).removeprefix("torch."),
         corpus=f"{corpus}, continued by the model",
-        window=prompt + new,
+        window=max((len(text.tokens) for text in texts), default=0),
         layers=tuple(layers),
         rank=rank,
         steps=steps,
@@ -71,35 +69,42 @@ def fit_draft_lens(
     return replace(fitted, gate=gate)
 
 
-def joined(exits: FittedLens, drafts: FittedLens) -> FittedLens:
-    """One lens of both: at the layers of ``drafts`` its translators and gates, elsewhere those of ``exits``.
+def joined(exits: FittedLens, drafts: FittedLens, layers: Sequence[int]) -> FittedLens:
+    """One lens of both: at ``layers`` the translators and gates of ``drafts``, elsewhere those of ``exits``.
 
-    Its digest is another; points and drafts that are read by it name it anew. ``plan`` holds both.
+    Its digest is another; points and drafts that are read by it name it anew. A point without probes at ``layers``
+    decodes by it as by ``exits``. ``plan`` holds both.
 
     Raises:
-        BadArgument: lenses of two models, kinds or dtypes; one with a gate and one without.
+        BadArgument: a layer that ``drafts`` does not translate; lenses of two models, kinds or dtypes; one with a gate
+            and one without.
     """
+    missing = sorted(set(layers) - set(drafts.lens.translators))
+    if missing:
+        raise BadArgument("layers", missing, f"some of {', '.join(map(str, drafts.lens.translators))}", "fit it there")
     drafts.lens.require(exits.lens.fingerprint, exits.lens.dtype, exits.lens.layers, exits.lens.width)
     if (exits.gate is None) != (drafts.gate is None):
         raise BadArgument("drafts.gate", drafts.gate, "a gate in both lenses, or in neither", "fit the other, too")
-    translators = dict(sorted({**exits.lens.translators, **drafts.lens.translators}.items()))
+    theirs = {layer: drafts.lens.translators[layer] for layer in layers}
+    translators = dict(sorted({**exits.lens.translators, **theirs}.items()))
     gate = exits.gate
     if exits.gate is not None and drafts.gate is not None:
-        weights = {**_by_layer(exits, exits.gate.weights), **_by_layer(drafts, drafts.gate.weights)}
+        own, other = _by_layer(exits, exits.gate), _by_layer(drafts, drafts.gate)
+        weights = {**own, **{layer: other[layer] for layer in layers}}
         gate = replace(exits.gate, weights=tuple(weights[layer] for layer in translators))
     return FittedLens(
         TunedLens(exits.lens.fingerprint, exits.lens.dtype, exits.lens.layers, translators),
         {**exits.plan, "drafts": drafts.plan},
-        _ordered(exits.raw_nats, drafts.raw_nats),
-        _ordered(exits.tuned_nats, drafts.tuned_nats),
+        _with(exits.raw_nats, drafts.raw_nats, layers),
+        _with(exits.tuned_nats, drafts.tuned_nats, layers),
         exits.tokens,
         gate,
     )
 
 
-def _by_layer(fitted: FittedLens, weights: tuple[tuple[float, ...], ...]) -> dict[int, tuple[float, ...]]:
-    return dict(zip(fitted.lens.translators, weights, strict=True))
+def _by_layer(fitted: FittedLens, gate: Estimator) -> dict[int, tuple[float, ...]]:
+    return dict(zip(fitted.lens.translators, gate.weights, strict=True))
 
 
-def _ordered(exits: Mapping[int, float], drafts: Mapping[int, float]) -> dict[int, float]:
-    return dict(sorted({**exits, **drafts}.items()))
+def _with(exits: Mapping[int, float], drafts: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
+    return dict(sorted({**exits, **{layer: drafts[layer] for layer in layers}}.items()))

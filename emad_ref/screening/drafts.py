@@ -21,7 +21,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.trace import TokenSequence, batched
 from emad_ref.calibration.tuning import states_and_final
 from emad_ref.decoding.drafting import Drafting
@@ -187,27 +186,6 @@ def choices(
                 rounds = simulated(each, threshold, most)
                 found.append(Choice(drafting, rounds, seconds(drafting, rounds)))
     return sorted(found, key=lambda choice: choice.seconds)
-
-
-def choose_drafting(
-    stepper: Stepper,
-    fitted: FittedLens,
-    layers: Sequence[int],
-    said: Sequence[TokenSequence],
-    texts: Sequence[TokenSequence],
-    seconds: Seconds,
-) -> list[Choice]:
-    """Every way of drafting through an attached lens after one of ``layers``, the fastest on ``texts`` first.
-
-    ``said``: own text of split calibrate, whose most frequent ids vocabularies are; ``texts``: of split validate.
-
-    Raises:
-        BadArgument: as ``draft_columns``.
-    """
-    known = list(fitted.lens.translators)
-    gates = {} if fitted.gate is None else {layer: gate_after(fitted.gate, known, layer) for layer in layers}
-    columns = draft_columns(stepper, texts, layers, fitted.lens.digest, gates, vocabularies(stepper, said))
-    return choices(columns, seconds)
 
 
 def _runs(flags: Bools) -> list[int]:
