@@ -11,6 +11,8 @@ world_splits, with_boxed_answers, world_code_results, humaneval_results  # named
 enter  # exec'd in the sandbox's child
 __getattr__, __dir__  # lazy names of the package
 take_profile, choose_margin  # among them, for people: docs/python.md
+fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
+tensors_of, translators_from  # for files that hold translators beside other things
 shallow_point  # asked by name in suites/fidelity
 length_and_cap_are_those_of_the_history, what_was_returned_stays, teardown  # Hypothesis's state machine
 schema  # written into every profile
