@@ -74,7 +74,7 @@ class Guarantee:
         rise, cut = "", ""
         if self.loss == EXCESS.name:
             rise = f" (perplexity +{math.expm1(self.risk):.1%})"
-            cut = f", gains counted as nothing and no document above {self.cap:g}"
+            cut = f", gains counted as nothing and losses above {self.cap:g} as {self.cap:g}"
         return (
             f"With probability {1 - self.error:.0%} over draws of these {self.documents} calibration documents, "
             f"{self.chosen} costs at most {self.risk:.3g} {LOSSES[self.loss].told}{rise}, as a mean over documents "
