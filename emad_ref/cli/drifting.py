@@ -110,7 +110,7 @@ def drift_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("exit", type=Path, metavar="EXIT", help="what emad screen wrote")
     sub.add_argument("texts", nargs="*", metavar="TEXT", help="corpora, files or folders, as emad world takes them")
     sub.add_argument("--record", type=Path, action="append", metavar="FILE",
-                     help="in place of text: JSON lines of emad generate, each file a text; again for more")  # fmt: skip
+                     help="in place of text: JSON lines of emad generate, each file one text; again: more")  # fmt: skip
     sub.add_argument("--model", metavar="MODEL", help="where the model lies now; as screened by default")
     sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
     sub.add_argument("--split", choices=SPLITS[1:], default="evaluate", help="of each TEXT; evaluate by default")
