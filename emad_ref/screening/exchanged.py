@@ -21,6 +21,8 @@ def exchange_rows(
 ) -> list[dict[str, Any]]:
     """A row per exchange, in order, and first one of each way that parts were exchanged in; shares are fractions.
 
+    Where both ways decide the same of every document, there is no interval: None.
+
     ``tokens`` [sequences] of the judged text; ``documents``: which of them each sequence was cut from. All intervals
     are of the same samples of documents.
 
@@ -48,10 +50,10 @@ def exchange_rows(
             "way": each.way.name,
             "point": each.point.name,
             "net reduction %": net.value,
-            "net interval": [net.low, net.high],
+            "net interval": _bounded(net),
             "blocks %": float(1 - depth / full),
             "rise %": rise.value,
-            "rise interval": [rise.low, rise.high],
+            "rise interval": _bounded(rise),
         }
 
     rows, told = [], set()
@@ -64,5 +66,11 @@ def exchange_rows(
         gain = gained(each.before, each.after)
         origin = "EMAD as published" if each.before.way == EMAD else "the best, back" if each.back else "the best"
         own = {"exchanged": each.part, "from": origin, **saved(each.after)}
-        rows.append(own | {"gain %": gain.value, "gain interval": [gain.low, gain.high]})
+        rows.append(own | {"gain %": gain.value, "gain interval": _bounded(gain)})
     return rows
+
+
+def _bounded(estimate: Estimate) -> list[float] | None:
+    """[low, high]; None where documents bound nothing, as where both ways are full depth."""
+    ends = [estimate.low, estimate.high]
+    return ends if np.isfinite(ends).all() else None

@@ -231,7 +231,8 @@ def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable
     running.reshape(-1)[ladder.place] = True
 
     def falling(price: float) -> Ints:
-        return depths[_cheapest_fall(grid + running[..., None] * price * depths).reshape(-1)[ladder.place]]
+        chosen: Ints = depths[_cheapest_fall(grid + running[..., None] * price * depths).reshape(-1)[ladder.place]]
+        return chosen
 
     return falling
 

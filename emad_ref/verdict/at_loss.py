@@ -52,8 +52,8 @@ def saving_at_loss(
     if before.loss.shape[1] != judged.loss.shape[1]:
         raise BadArgument("chosen", before.loss.shape[1], f"{judged.loss.shape[1]} points, those that are judged")
     documents = len(judged.tokens)
-    counts = (np.ones((1, len(sheet.tokens))) for sheet in (before, judged))
-    (value,) = _crossings(before, judged, *counts, nats_per_token)
+    once = np.ones((1, len(before.tokens))), np.ones((1, documents))
+    (value,) = _crossings(before, judged, *once, nats_per_token)
     noun, unit = ByDocument.noun, "share saved"
     if documents == 1:
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, "one document has no spread", noun)
@@ -84,10 +84,9 @@ def savings_within(corners: Bools, savings: Floats, losses: Floats, most: float)
     All [draws, points]; the first point is full depth, a corner, and saves nothing.
     """
     order = np.argsort(np.where(corners, savings, np.inf), axis=1, kind="stable")
-    corner, saved, lost = (
-        np.take_along_axis(column, order, axis=1) for column in (corners, savings, losses - losses[:, :1])
-    )
-    best = np.zeros(len(saved))
+    corner = np.take_along_axis(corners, order, axis=1)
+    saved, lost = (np.take_along_axis(column, order, axis=1) for column in (savings, losses - losses[:, :1]))
+    best: Floats = np.zeros(len(saved))
     for at in range(saved.shape[1]):
         within = corner[:, at] & (lost[:, at] <= most)
         best = np.where(within, np.maximum(best, saved[:, at]), best)

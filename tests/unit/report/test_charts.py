@@ -31,6 +31,7 @@ def test_less_loss_stands_left_more_saving_above_and_the_good_region_in_that_cor
         heights = [layout.y.place(mark.y) for mark in chart.marks[:3]]
         assert places == sorted(places)
         assert heights == sorted(heights, reverse=True)
+        assert layout.good is not None
         left, top, across, up = layout.good
         assert left <= layout.x.place(0.008) <= left + across == pytest.approx(layout.x.place(0.01))
         assert top <= layout.y.place(0.35) <= top + up == pytest.approx(layout.y.place(0.15))

@@ -42,6 +42,7 @@ def test_rows_tell_what_each_way_saves_and_what_its_exchange_gains() -> None:
     assert [row["blocks %"] for row in rows] == pytest.approx([0.0, 0.1, 0.4, 0.15])
     assert [row["rise %"] for row in rows] == pytest.approx([0.0, 0.01, 0.005, 0.02])
     assert [row["gain %"] for row in rows] == [None, pytest.approx(0.1), None, pytest.approx(-0.25)]
+    assert rows[0]["net interval"] is None, "full depth, on both sides"
     low, high = rows[3]["gain interval"]
     assert -0.27 < low < -0.25 < high < -0.23
     assert rows[3]["way"] == "tuned lens, gate, falling depth"

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
-from emad_ref.screening.ranking import Family, Read, figure_rows, ranked, slack, table_rows
+from emad_ref.screening.ranking import Family, Ranked, Read, figure_rows, ranked, slack, table_rows
 from emad_ref.sweep.ceilings import Curve
 from emad_ref.sweep.losses import Columns
 from emad_ref.verdict.units import DocumentOf
@@ -35,7 +35,7 @@ ENTROPY_POINTS = points("entropy", [0.01, 0.02, 0.05], [0.10, 0.01, 0.20], [0.45
 ENTROPY = Family("entropy", ENTROPY_POINTS, ENTROPY_POINTS)
 
 
-def rank(families: list[Family]) -> list:
+def rank(families: list[Family]) -> list[Ranked]:
     return ranked(families, READ, READ, np.random.default_rng(0), LEVELS, resamples=19)
 
 
