@@ -21,6 +21,7 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.readout.states import StateTranslators, attach_translators
 from emad_ref.readout.tuned import attach_lens
 from emad_ref.screening.guarantee import Guarantee
 from emad_ref.screening.signs import Signs
@@ -33,6 +34,7 @@ class Exit:
     ``guarantee``: what is promised of ``lossy``; None where nothing is. ``drafting``: how the model drafts for itself,
     its own output unchanged; None where that does not pay.
     ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
+    ``translators``: of states above an exit, where ``lossy`` fills K and V in by them.
     ``signs``: of the documents that ``guarantee`` was certified on, at ``lossy``: what ``emad drift`` compares with.
 
     Raises:
@@ -47,6 +49,7 @@ class Exit:
     drafting: Drafting | None = None
     screened: Mapping[str, Any] = field(default_factory=dict)
     signs: Signs | None = None
+    translators: StateTranslators | None = None
 
     def __post_init__(self) -> None:
         if (self.lossy is None) != bool(self.why_none):
@@ -66,6 +69,9 @@ class Exit:
         if point.layers != self.fitted.lens.layers:
             raise BadArgument("exit.lossy.layers", point.layers, f"{self.fitted.lens.layers}, the layers of its lens")
         self._require_lens("lossy", point.lens)
+        own = None if self.translators is None else self.translators.digest
+        if point.translators not in (None, own):
+            raise BadArgument("exit.lossy.translators", point.translators, "None, or the digest of its own translators")
 
     def _require_lens(self, part: str, digest: str | None) -> None:
         if digest not in (None, self.fitted.lens.digest):
@@ -88,6 +94,8 @@ class Exit:
             BadArgument: another model, dtype, number of layers or width than it was made on.
         """
         attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
+        if self.translators is not None:
+            attach_translators(model.stepper, self.translators, model.fingerprint)
         return self
 
     def custom_generate(self, model: Loaded, *, streamer: BaseStreamer | None = None) -> Callable[..., Any]:

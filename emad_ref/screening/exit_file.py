@@ -1,6 +1,7 @@
 """An exit in a file: a tuned lens' safetensors, and what else screening found as JSON in its metadata.
 
     4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_file``)
+    4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.translators_file``)
     drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
 
 ``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` take it. What a file holds is judged
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.calibration.lens_file import fitted_of, packed, parts_of, unpacked
+from emad_ref.calibration.translators_file import NAME, tensors_of, translators_from
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import read_bytes, writing
@@ -49,6 +51,9 @@ def save_exit(path: Path, found: Exit) -> None:
         "screened": dict(found.screened),
         "signs": None if found.signs is None else found.signs.to_json(),
     }
+    if found.translators is not None:
+        # views of one array would be refused: a file holds each number once
+        tensors |= {name: tensor.clone() for name, tensor in tensors_of(found.translators).items()}
     with writing(path, "exit") as file:
         file.write(packed(tensors, about))
 
@@ -79,14 +84,18 @@ def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         raise ValueError("its metadata holds values of other types")
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
     mine = {name: tensors.pop(name) for name in (GATE, VOCABULARY) if name in tensors}
+    pairs = {name: tensors.pop(name) for name in list(tensors) if NAME.fullmatch(name)}
+    fitted = fitted_of(tensors, about["lens"])
+    model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
     return Exit(
-        fitted_of(tensors, about["lens"]),
+        fitted,
         None if lossy is None else points.from_json(lossy),
         about["why_none"],
         None if promise is None else Guarantee.from_json(promise),
         None if drafting is None else _drafting(drafting, mine),
         about["screened"],
         None if about["signs"] is None else Signs.from_json(about["signs"]),
+        translators_from(*model, pairs) if pairs else None,
     )
 
 

@@ -21,6 +21,8 @@ from emad_ref.models import loading
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from emad_ref.readout.states import StateTranslators
+from emad_ref.readout.tuned import Translator
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import BadExit, load_exit, save_exit
 from emad_ref.screening.guarantee import Guarantee, Tried
@@ -64,6 +66,21 @@ def test_its_promise_and_its_way_of_drafting_come_back(found, tmp_path, drafting
     assert back.guarantee == PROMISE
     assert {**vars(back.drafting), "vocabulary": None} == {**vars(drafting), "vocabulary": None}
     np.testing.assert_array_equal(back.drafting.vocabulary, drafting.vocabulary)
+
+
+def test_state_translators_come_back_and_are_attached(model, found, tmp_path):
+    width = model.stepper.geometry.hidden
+    drawn = Translator((torch.randn(width, 2).double(), torch.randn(width, 2).double()), torch.randn(width).double())
+    pairs = {(at, layer): drawn for at in (2, 4) for layer in range(at + 1, LAYERS)}
+    translators = StateTranslators(FINGERPRINT, "float64", LAYERS, pairs)
+    point = replace(found.point, schedule="translated", translators=translators.digest)
+    with pytest.raises(BadArgument, match="the digest of its own translators"):
+        replace(found, lossy=point)
+    save_exit(tmp_path / "e", replace(found, lossy=point, translators=translators))
+    back = load_exit(tmp_path / "e")
+    assert (back.lossy, back.translators.digest) == (point, translators.digest)
+    record = WalkedDecoder(model.stepper, back.attach(model).point).generate([Prompt(np.array([1, 2, 3]))], 4)
+    assert len(record.emitted[0]) == 4
 
 
 def test_without_a_lossy_point_it_says_why_and_runs_all_layers(found, tmp_path):
