@@ -13,7 +13,7 @@ from emad_ref.cli import parser
 from emad_ref.models.loading import load
 from emad_ref.verdict.claims import OUTCOMES, load_register
 from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, Circumstances, key_of, known_verdicts, shipped
-from pytest_emad import proving
+from pytest_emad import hardware, proving
 from pytest_emad.options import OPTIONS
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
@@ -101,13 +101,16 @@ def test_every_emad_command_parses(name: str, block: Block) -> None:
 def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest.Pytester) -> None:
     """Options and their values by pytest with the plugin, environments by tox.ini."""
     checkout(pytester.path)
-    environments = re.findall(r"^\[testenv:(\w+)\]", (ROOT / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    sections = re.findall(r"^\[testenv:{?([\w,]+)}?\]", (ROOT / "tox.ini").read_text(encoding="utf-8"), re.MULTILINE)
+    environments = [name for section in sections for name in section.split(",")]
     for words in (words for _, block in CHECKED for words in commands(block)):
         match Path(words[0]).name:
             case "tox":
                 assert set(words[2:]) <= {*environments, "--"}, words
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
+            case "python" if words[2] == "pytest_emad.hardware":
+                hardware.arguments().parse_args(words[3:])
             case "python":
                 assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
                 cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")
