@@ -28,7 +28,9 @@ from pytest_emad.replayclock import CLOCK, record_samples
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
 PROMPT = 32
-SHAPES = {"emad-tiny": (40, 48, 1.15), "random:pythia-410m": (10, 24, 1.0)}  # pairs, new tokens, least ratio
+SHAPES = {"emad-tiny": (40, 48, 1.5), "random:pythia-410m": (10, 24, 1.0)}  # pairs, new tokens, least ratio
+SHARES = {"three quarters": 3, "half": 2, "a quarter": 1}  # of the layers, in quarters
+MOST_OVER = 1.05  # × the straight line
 SWEPT_TOKENS, SWEPT_POINTS = 100_000, 1000
 
 
@@ -44,13 +46,14 @@ def generate(model, ids, new):
 
 @pytest.fixture(scope="module")
 def samples(loaded):
-    """Paired seconds of the model's generate and of our decoder at full depth, half the layers and one layer."""
+    """Paired seconds of the model's generate and of our decoder at full depth, shares of the layers and one layer."""
     pairs, new, _ = SHAPES[loaded.name]
     model, layers = loaded.model, loaded.stepper.layers
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     rng = np.random.default_rng(0)
     prompts = rng.integers(1, loaded.stepper.vocabulary, (pairs + 2, PROMPT))
-    points = {"full": full_depth(layers), "half": truncated(layers, layers // 2), "one": truncated(layers, 1)}
+    points = {"full": full_depth(layers), "one": truncated(layers, 1)}
+    points |= {share: truncated(layers, layers * quarters // 4) for share, quarters in SHARES.items()}
     decoders = {name: WalkedDecoder(loaded.stepper, point) for name, point in points.items()}
     arms = {
         name: lambda pair, decoder=decoder: void(decoder.generate([Prompt(prompts[pair])], new, frozenset()))
@@ -73,16 +76,17 @@ def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
     assert ratio.value >= least
 
 
-def test_half_the_layers_take_half_the_blocks_time(benchmark, loaded, samples):
+@pytest.mark.parametrize("share", SHARES)
+def test_a_share_of_the_layers_takes_that_share_of_the_blocks_time(benchmark, loaded, samples, share):
     """Time at depth d is embedding + head + d blocks: a straight line through depth 1 and full depth."""
     layers = loaded.stepper.layers
     per_block = (samples["full"] - samples["one"]) / (layers - 1)
-    line = samples["one"] + (layers // 2 - 1) * per_block
-    ratio = log_ratio(ByPair(samples["half"]), ByPair(line), threshold=1.1)
-    benchmark.extra_info["half depth / (embedding + head + half the blocks)"] = ratio.value
-    record_samples(benchmark, samples["half"], loaded.name)
-    print(f"{loaded.name}: half depth / its share = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
-    assert ratio.value <= 1.1
+    line = samples["one"] + (layers * SHARES[share] // 4 - 1) * per_block
+    ratio = log_ratio(ByPair(samples[share]), ByPair(line), threshold=MOST_OVER)
+    benchmark.extra_info[f"{share} of the layers / (embedding + head + that share of the blocks)"] = ratio.value
+    record_samples(benchmark, samples[share], loaded.name)
+    print(f"{loaded.name}: {share} / its share = {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]")
+    assert ratio.value <= MOST_OVER
 
 
 def test_a_thousand_points_cost_a_fifth_of_one_pass(benchmark):
