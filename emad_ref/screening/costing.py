@@ -90,7 +90,9 @@ def measure_costs(
             raise BadArgument(name, list(numbers), f"numbers in 1–{end - 1}")
     lens = lens or _full_lens(stepper)
     course = Course(stepper, tuple(lengths), tuple(draft_layers), tuple(heads), lens, translator, keys, clock)
-    rng, laps, spent = np.random.default_rng(seed), [], []
+    laps: list[dict[Part, float]] = []
+    spent: list[float] = []
+    rng = np.random.default_rng(seed)
     tried = course.lap(rng)  # warms up
     if stepper.layers * tried["block 1"] < BRIEF:
         course = replace(course, turns=TURNS)

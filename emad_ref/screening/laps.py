@@ -112,7 +112,8 @@ class Course:
 
     def _in_a_row(self, last: int, parts: dict[Part, float]) -> None:
         """Shallow passes as drafting has them: the next begins where the draft's readout ended."""
-        near, turns = self.keys[0], []
+        turns: list[dict[Part, float]] = []
+        near = self.keys[0]
         cache, frame, hidden = self._start(1, near)
         for turn in range(REPEATS):
             turns.append({})
@@ -168,8 +169,8 @@ class Course:
         if keys > 1:
             rest = stepper.frame(np.arange(1, keys)[None], cache)
             for layer in cache.layers:
-                first = (held.expand(-1, keys - 1, -1)[None] for held in layer.entries(0))
-                layer.write(*first, rest)
+                first, other = (held.expand(-1, keys - 1, -1)[None] for held in layer.entries(0))
+                layer.write(first, other, rest)
         return cache
 
     @cached_property

@@ -112,7 +112,9 @@ def seconds_per_token_drafting(costs: Costs, drafting: Drafting, rounds: Rounds,
         raise BadArgument("rounds.drafts", len(rounds.drafts) - 1, f"at most {drafting.longest} drafts a round")
     drafting.require(costs.layers, costs.vocabulary)
     shares = enumerate(rounds.drafts.tolist())
-    seconds = sum(share * seconds_of_round(costs, drafting, drafts, keys=keys) for drafts, share in shares if share)
+    seconds: float = sum(
+        share * seconds_of_round(costs, drafting, drafts, keys=keys) for drafts, share in shares if share
+    )
     return seconds / rounds.tokens
 
 
@@ -193,7 +195,7 @@ def _independent(share: float) -> Floats:
     if share <= 0:
         return np.zeros(1)
     longest = int(np.ceil(np.log(UNLIKELY) / np.log1p(-share)))
-    return share**2 * (1 - share) ** np.arange(longest)
+    return (share**2 * (1 - share) ** np.arange(longest)).astype(np.float64)
 
 
 def _require_point(costs: Costs, point: OperatingPoint, depth_shares: Floats) -> None:

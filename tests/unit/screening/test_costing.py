@@ -126,7 +126,7 @@ def test_so_it_is_of_points_without_probes_and_of_chunks(steady):
     stepper, costs = steady
     falls = OperatingPoint("falls", "positional", LAYERS, LAYERS, schedule="positional", period=4, floor=2)
     chunks = OperatingPoint(
-        "chunks", "chunked", LAYERS, LAYERS, PROBES, ((math.inf,) * 2,), schedule="chunked", period=2
+        "chunks", "chunked", LAYERS, LAYERS, PROBES, ((-math.inf, math.inf),), schedule="chunked", period=2
     )
     for point in (full_depth(LAYERS), truncated(LAYERS, 4), falls, chunks):
         seconds, depth = decoded(stepper, point, 8)
