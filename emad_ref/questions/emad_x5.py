@@ -13,9 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from emad_ref.evidence.beyond import Beyond
+from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.premises import exit_premise
+from emad_ref.screening.pictured import pictured
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.legs import estimated, row
 from emad_ref.verdict.spending import Measured, Spent
@@ -52,12 +55,25 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From traces of the evaluated text, through the exit's lens and by the model's own head."""
-    verdict = exit_premise(evidence, asked)
+    verdict, shown = exit_premise(evidence, asked), Exhibits()
     if verdict is None:
         beyond = evidence.beyond
         ceilings = [Ceiling(loss, beyond.at_loss(curve, loss)) for loss in beyond.losses for curve in beyond.curves]
-        verdict = decide(Found(beyond.in_blocks, ceilings), asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+        verdict, shown = decide(Found(beyond.in_blocks, ceilings), asked), _exhibits(beyond, asked)
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, shown)
+
+
+def _exhibits(beyond: Beyond, asked: Asked) -> Exhibits:
+    """Criteria on the exit's lens below the ceilings, as a figure and at exactly the same losses."""
+    geometry = beyond.subject.loaded.geometry
+    found = pictured(beyond.validated, beyond.evaluated, beyond.exit.fitted, geometry, asked.rng)
+    where = f"on {beyond.subject.corpus}"
+    return Exhibits(
+        (
+            Table(f"saving against loss {where}: criteria below those who know", found.figure, "saving against loss"),
+            Table(f"what they save at exactly the same loss {where}", found.table),
+        )
+    )
 
 
 QUESTION = Question("EMAD-X5", "model", answer, budget="standard")

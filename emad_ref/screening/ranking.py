@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.errors import BadArgument
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator
 from emad_ref.sweep.ceilings import COUNT, FREE, LEVELS, SLACK, Curve, ceiling, curve
@@ -133,9 +132,11 @@ def table_rows(rows: Iterable[Ranked]) -> list[dict[str, Any]]:
             "rise %": row.level,
             "family": row.family,
             "net reduction %": row.net.value,
-            "net interval": [row.net.low, row.net.high],
+            "net low %": row.net.low,
+            "net high %": row.net.high,
             "blocks %": row.blocks.value,
-            "blocks interval": [row.blocks.low, row.blocks.high],
+            "blocks low %": row.blocks.low,
+            "blocks high %": row.blocks.high,
             "n": row.net.n,
         }
         for row in rows
@@ -163,15 +164,3 @@ def figure_rows(families: Iterable[Family], judged: Read, chosen: Read | None = 
             for at in np.flatnonzero(corners)
         ]
     return found
-
-
-def slack(rows: Iterable[Ranked], level: float) -> float:
-    """The largest net share that a ceiling among ``rows`` saves at ``level``: at most ``SLACK`` is no slack.
-
-    Raises:
-        BadArgument: no ceiling was ranked at that level.
-    """
-    known = [row.net.value for row in rows if row.knows and row.level == level]
-    if not known:
-        raise BadArgument("rows", [], f"a ceiling at a rise of {level:g}", "rank one: ceilings(…)")
-    return max(known)

@@ -36,7 +36,7 @@ from emad_ref.sweep.losses import Columns
 
 LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are told
 JUDGED = 0.01  # of them the one at which a model has slack or has none
-SLACK = 0.05  # of all FLOPs: under a ceiling no higher no rule is worth its probes
+SLACK = 0.05  # of what full depth spends: under a ceiling no higher no rule is worth its probes
 COUNT = 128  # settings of a dial, full depth not counted
 FINEST = 1e-4  # √nats, and nats per block: below it no perplexity moves by a thousandth of a percent
 KNOWN = Estimator("linear")  # no weights: what it says is the truth, and no reader has it
@@ -90,19 +90,6 @@ def ceiling(
     replays = (_at(trace, chosen(float(price)), point) for price in settings)
     names = tuple(f"λ={price:.3g}" for price in settings)
     return _curve(name, trace, geometry, replays, names, settings)
-
-
-def slack(curves: Iterable[Curve], level: float = JUDGED) -> float:
-    """The largest net share of full depth's FLOPs that any of these ceilings saves within ``level``.
-
-    At most ``SLACK`` is no slack. Net and not in blocks: what a token owes where it leaves, no rule escapes.
-    """
-    most = 0.0
-    for each in curves:
-        rise = np.expm1((each.columns.nll_nats - each.columns.nll_nats[:, :1]).sum(axis=0) / each.tokens.sum())
-        spent = np.where(rise <= level, each.columns.flops.sum(axis=0), np.inf)
-        most = max(most, float(1 - spent.min() / spent[0]))
-    return most
 
 
 def knowing(trace: Trace) -> Trace:

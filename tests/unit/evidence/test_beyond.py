@@ -24,10 +24,12 @@ from emad_ref.questions.asking import Answer, ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of
 from emad_ref.readout.tuned import lens_named
+from emad_ref.report.plots import draw
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.exit_file import save_exit
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import TooLittleText
+from emad_ref.sweep.ceilings import LEVELS
 from emad_ref.sweep.losses import columns
 from emad_ref.verdict.claims import load_register
 from tests.lenses import drawn_lens
@@ -166,6 +168,22 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
     assert {"readout alone", "criterion alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
+
+
+def test_savings_stand_against_losses_beside_the_ceilings(tmp_path: Path) -> None:
+    """Every criterion through the lens, and ceilings of either readout, as a figure and at the same losses."""
+    figure, table = answered(evidence_with(tmp_path, found_exit()), "EMAD-X5").exhibits.tables
+    assert figure.figure == "saving against loss"
+    told = {row["family"]: row["kind"] for row in figure.rows}
+    ceilings = {family for family, kind in told.items() if kind == "ceiling"}
+    rules = {family.removesuffix(", tuned lens") for family in set(told) - ceilings}
+    assert rules == {"entropy", "softmax response", "gate", "agreement"}
+    assert {family.rpartition(", ")[2] for family in ceilings} == {"tuned lens", "own head"}
+    assert any("monotone" in family for family in ceilings)
+    assert {(row["family"], row["rise %"]) for row in table.rows} == {
+        (family, level) for family in told for level in LEVELS
+    }
+    assert draw(figure.figure, figure.rows, "t").endswith("</svg>\n")
 
 
 # ------------------------------------------------------------ decoders of others

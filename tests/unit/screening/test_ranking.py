@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.errors import BadArgument
-from emad_ref.screening.ranking import Family, Ranked, Read, figure_rows, ranked, slack, table_rows
+from emad_ref.screening.ranking import Family, Ranked, Read, figure_rows, ranked, table_rows
 from emad_ref.sweep.ceilings import Curve
 from emad_ref.sweep.losses import Columns
 from emad_ref.verdict.units import DocumentOf
@@ -53,16 +52,7 @@ def test_rows_stand_by_level_and_then_by_what_is_saved_net() -> None:
     assert {row.net.n for row in rows} == {3}, "documents, not windows"
     (first, *_) = table_rows(rows)
     assert first["family"] == "gate"
-    assert first["net interval"] == pytest.approx([0.3, 0.3])
-
-
-def test_slack_is_what_ceilings_say_and_no_rule() -> None:
-    rows = rank([ENTROPY, KNOWING])
-    assert slack(rows, 0.05) == pytest.approx(0.50)
-    assert slack(rank([GATE, KNOWING]), 0.01) == pytest.approx(0.30), "without a split to choose on it is a ceiling"
-    assert slack(rows, 0.01) < 0.30, "entropy, which was lucky here, is none"
-    with pytest.raises(BadArgument, match=r"a ceiling at a rise of 0\.01"):
-        slack(rank([ENTROPY]), 0.01)
+    assert (first["net low %"], first["net high %"]) == pytest.approx((0.3, 0.3))
 
 
 def test_the_figure_gets_corners_of_the_chosen_split_as_they_are_judged() -> None:
