@@ -37,7 +37,7 @@ from emad_ref.sweep.losses import Columns
 from emad_ref.verdict.units import ByDocument
 
 # what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
-STRICTNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.85)
+STRICTNESS = (0.15, 0.3, 0.45, 0.6, 0.8)
 ROWS = 64
 TIMED = 16  # windows
 LARGEST = 10**6  # of them, whatever the time
