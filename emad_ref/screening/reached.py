@@ -120,13 +120,14 @@ class Judge:
         self, family: Family, level: float, point: OperatingPoint, columns: Columns, number: int, how: str = "replayed"
     ) -> Reached:
         """``columns``: full depth first, ``point`` at ``number``."""
-        shared = {"rng": self._rng, "draws": self._draws}
+        rng, draws = self._rng, self._draws
         rise = perplexity_rise(
             self._by(columns.nll_nats[:, number]),
             self._by(columns.nll_nats[:, 0]),
             self._tokens,
             threshold=level,
-            **shared,
+            rng=rng,
+            draws=draws,
         )
         net, blocks = (
             mean_rate(
@@ -134,7 +135,8 @@ class Judge:
                 self._by(column[:, 0]),
                 threshold=0.0,
                 unit="share",
-                **shared,
+                rng=rng,
+                draws=draws,
             )
             for column in (columns.flops, columns.depth)
         )

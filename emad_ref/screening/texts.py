@@ -93,10 +93,10 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
             seconds = settings.seconds("text") * count / sum(wanted.values())
             found[split] = Text(tuple(_counted(_windows(model, settings, split, count), seconds, bar)))
     texts = Texts(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
-    for split, text in vars(texts).items():
+    for purpose, text in vars(texts).items():
         if text.count < 2:
             raise TooLittleText(
-                f"corpus={settings.corpus!r} has {text.count} documents to {split} on, but expected at least 2; name "
+                f"corpus={settings.corpus!r} has {text.count} documents to {purpose} on, but expected at least 2; name "
                 "a larger one"
             )
     return texts
