@@ -2,11 +2,13 @@
 
 A model that drafts for itself is our own decoder's matter (``decoding.drafted``): it walks the judge's model, whoever's
 decoder is under test. Whether what it emitted while the clock ran is the model's own at full depth is looked at
-afterwards (``audit.timed``). Prompt lookup, which transformers does for one row alone, stands beside.
+afterwards (``audit.timed``). Other lossless ways, of one row alone, stand beside: transformers' prompt lookup, and
+drafts by the model's own head at the same layer, neither lens nor gate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
@@ -14,11 +16,14 @@ import numpy as np
 from emad_ref.audit.finding import Finding
 from emad_ref.decoding.drafted import DraftingDecoder
 from emad_ref.decoding.drafting import Drafting
+from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.beyond import Beyond
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Requests, Stopwatch
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Requests, Stopwatch
+from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
+from emad_ref.screening.race import LOOKUP, SELF, Arm, by_drafting, by_lookup
 
-LOOKUP, LOOKED_UP = "prompt lookup", 10  # tokens at most that it takes from where the text at hand stood before
+WAYS = (LOOKUP, SELF)  # that stand beside
 
 
 class Drafted:
@@ -34,7 +39,7 @@ class Drafted:
 
     @cached_property
     def timed(self) -> dict[int, Requests]:
-        """Batch size → arms ``full``, ``adaptive`` (drafting), the baselines, and for one row prompt lookup."""
+        """Batch size → arms ``full``, ``adaptive`` (drafting), the baselines, and ``WAYS`` for one row."""
         return {rows: self._race(rows) for rows in self._subject.budget.batch_sizes}
 
     def _race(self, rows: int) -> Requests:
@@ -42,15 +47,17 @@ class Drafted:
         drafting, new = self.drafting, stopwatch.request_shape[1]
         assert drafting is not None, "whoever asks has asked whether there is one"
         drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
-        with subject.open(subject.full, max_rows=rows) as full:
-            arms = {
-                FULL: lambda prompts: full.generate(prompts, new, frozenset()),
-                ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-                **stopwatch.baselines,
-            }
-            if rows == 1:
-                arms[LOOKUP] = lambda prompts: subject.own_greedy(prompts, new, lookup=LOOKED_UP)
-            return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
+        full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
+        arms: dict[str, Callable[[list[Prompt]], Done]] = {
+            FULL: lambda prompts: full.generate(prompts, new, frozenset()),
+            ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
+            **stopwatch.baselines,
+        }
+        if rows == 1:
+            raw = by_drafting(subject.loaded, Drafting(drafting.layer, drafting.longest))
+            beside = {LOOKUP: by_lookup(subject.loaded), SELF: raw}
+            arms |= {name: _alone(way, new) for name, way in beside.items()}
+        return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
 
     def checked(self, rows: int) -> Finding:
         """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
@@ -62,3 +69,8 @@ class Drafted:
         records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
         verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
         return float(np.concatenate(verified).mean())
+
+
+def _alone(way: Arm, new: int) -> Callable[[list[Prompt]], Done]:
+    """As an arm of the stopwatch, of one row: tokens [1, new]."""
+    return lambda prompts: way(prompts[0], new)[None]

@@ -366,13 +366,11 @@ class Subject:
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
     @torch.inference_mode()
-    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False, lookup: int = 0) -> Ints:
+    def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
 
         ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
         allows that (``compiles``); the first request of a batch size is the one that compiles.
-        ``lookup``: prompt lookup, which takes up to so many tokens from where the text at hand stood before; of one row
-        alone, as transformers has it.
         """
         model = self.loaded.model
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
@@ -382,8 +380,6 @@ class Subject:
         if compiled:
             plain.cache_implementation, plain.compile_config = "static", CompileConfig()
             plain.compile_config._compile_all_devices = True
-        if lookup:
-            plain.prompt_lookup_num_tokens = lookup
         model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
         given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
         if self.seq2seq:

@@ -7,8 +7,8 @@ output  what was emitted while the clock ran is the model's own at full depth, t
         (``audit.timed``). One token that is not falsifies the row, whatever the times are.
 time    against each of EMAD-F2's baselines, at every batch size: an intersection–union test, as there.
 
-Prompt lookup, another way to the same output, stands beside and decides nothing. Random weights draft as fast as
-trained ones and are never right: the row does not apply.
+Other ways to the same output stand beside and decide nothing: prompt lookup, and drafts by the model's own head without
+a gate. Random weights draft as fast as trained ones and are never right: the row does not apply.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from emad_ref.evidence.drafted import LOOKUP, Drafted
+from emad_ref.evidence.drafted import WAYS, Drafted
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions import emad_f2
 from emad_ref.questions.asking import Answer, Asked, Question
@@ -72,8 +72,8 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 def found_of(drafted: Drafted, uncompiled: str) -> Found:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
     raced = {rows: emad_f2.timed_of(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
-    looked_up = {rows: each.by_pair() for rows, each in drafted.timed.items() if LOOKUP in each.seconds}
-    beside = {rows: {LOOKUP: seconds[LOOKUP]} for rows, seconds in looked_up.items()}
+    seconds = {rows: each.by_pair() for rows, each in drafted.timed.items()}
+    beside = {rows: {way: arms[way] for way in WAYS if way in arms} for rows, arms in seconds.items()}
     stood = {rows: drafted.stood(rows) for rows in drafted.timed}
     return Found(emad_f2.Found(raced, "", uncompiled), beside, stood)
 

@@ -1,0 +1,57 @@
+"""The lossless mode timed: what it emits is the model's own, what is not is named, and other ways stand beside."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from emad_ref.evidence.drafted import LOOKUP, SELF
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE
+from emad_ref.evidence.study import BUDGETS
+from tests.unit.evidence.test_beyond import answered, evidence_with, found_exit
+
+BRIEF = replace(BUDGETS["smoke"], pairs=3, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=6)
+
+
+def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit())
+    evidence.subject.budget = BRIEF
+    drafted = evidence.drafted
+    assert list(drafted.timed) == [1, 2]
+    assert set(drafted.timed[1].seconds) == {FULL, ADAPTIVE, GENERATE, LOOKUP, SELF}
+    assert set(drafted.timed[2].seconds) == {FULL, ADAPTIVE, GENERATE}
+    for rows in (1, 2):
+        assert drafted.checked(rows).passed, drafted.checked(rows).detail
+        assert 0 < drafted.stood(rows) <= 1
+    (audited, *_) = drafted.timed[2].audited
+    record = drafted.timed[2].done[ADAPTIVE][audited]
+    record.emitted[0] = (record.emitted[0] + 1) % 101
+    finding = drafted.checked(2)
+    assert finding.passed is False
+    assert finding.detail.startswith("adaptive, row 0")
+    verdict = answered(evidence, "EMAD-X4").verdict
+    assert verdict.verdict == "falsified"
+    assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)
+    assert {f"batch 1, against {way}" for way in (LOOKUP, SELF)} <= {leg.name for leg in verdict.legs}
+
+
+def test_an_exit_that_holds_no_way_to_draft_leaves_the_row_without_object(tmp_path: Path) -> None:
+    found = replace(found_exit(), drafting=None)
+    verdict = answered(evidence_with(tmp_path, found), "EMAD-X4").verdict
+    assert (verdict.verdict, verdict.reason) == (
+        "not applicable", "the exit holds no way to draft: none was predicted to pay"
+    )  # fmt: skip
+
+
+def test_what_a_point_with_copies_emitted_while_the_clock_ran_is_decoded_again(tmp_path: Path) -> None:
+    evidence = evidence_with(tmp_path, found_exit())
+    evidence.subject.budget = replace(BRIEF, batch_sizes=(2,))
+    point, stopwatch = evidence.beyond.point, evidence.stopwatch
+    assert stopwatch.checked(point, 2).passed
+    (audited, *_) = stopwatch.timed(point)[2].audited
+    record = stopwatch.timed(point)[2].done[ADAPTIVE][audited]
+    record.emitted[1] = (record.emitted[1] + 1) % 101
+    finding = stopwatch.checked(point, 2)
+    assert finding.passed is False
+    assert "adaptive, row 1" in finding.detail
+    assert "but our own decoder" in finding.detail
