@@ -251,7 +251,7 @@ class Beyond:
 
     @property
     def _tokens(self) -> ByDocument:
-        return self._by(self.evaluated.own.lengths)
+        return self._traces.by_document(self.evaluated.own.lengths)
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.by_document(values)

@@ -79,8 +79,14 @@ class Exchanged:
             progress=f"{subject.name}: calibrate, {subject.corpus}, through the lens",
             file=subject.bars(),
         )
-        about = {"model": subject.name, "fingerprint": subject.fingerprint, "corpus": subject.corpus}
-        return profile_of(trace, known, dtype=subject.dtype, **about)
+        return profile_of(
+            trace,
+            known,
+            model=subject.name,
+            fingerprint=subject.fingerprint,
+            corpus=subject.corpus,
+            dtype=subject.dtype,
+        )
 
     def _through_the_lens(self, dial: Dial) -> Dial:
         digest = self._beyond.exit.fitted.lens.digest

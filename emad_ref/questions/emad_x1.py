@@ -33,7 +33,7 @@ from emad_ref.record import Floats
 from emad_ref.verdict.bootstrap import document_draws, resamples_for
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate, needed_n
-from emad_ref.verdict.legs import LEVEL, Tested, corrected, counted, row, weighed
+from emad_ref.verdict.legs import LEVEL, Side, Tested, corrected, counted, row, weighed
 from emad_ref.verdict.spending import Measured, Spent
 
 SIDES = 2  # a criterion fails by what it saves, or by what it loses
@@ -108,8 +108,9 @@ def _any(found: Found, asked: Asked, draws: Floats, chosen: Sequence[Tested]) ->
     if not found.criteria:
         return Tested(replace(_open(name, found, 0), reason=found.why or "nothing was screened"), "documents", _unknown)
     nearest = max((_failing(found, one, asked, draws) for one in found.criteria), key=lambda each: each.p)
-    side = ("below", _least(asked)) if nearest.by_saving else ("above", _most(asked))
-    tested = weighed(name, nearest.seen, *side, asked.claim.minimum)
+    bad: Side = "below" if nearest.by_saving else "above"
+    threshold = _least(asked) if nearest.by_saving else _most(asked)
+    tested = weighed(name, nearest.seen, bad, threshold, asked.claim.minimum)
     said = f"{nearest.spent.name} is least sure to fail" + (f"; {found.why}" if found.chosen is None else "")
     if tested.leg.p_falsify is None:  # too few documents, as its reason says
         return tested

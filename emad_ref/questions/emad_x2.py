@@ -69,12 +69,16 @@ def decide(found: Found, asked: Asked) -> Verdict:
     """Risk on fresh documents, promises kept over fresh sets, and power."""
     if found.losses is None and found.draws is None:
         return asked.not_applicable(f"full depth was chosen, which keeps any promise: {found.why or 'no exit'}")
-    tests, beside = [], []
+    tests: list[Tested] = []
+    beside: list[Leg] = []
     if found.losses is not None:
         tests.append(_risk(found.losses, found.risk, asked))
     if found.draws is not None:
         kept = _kept(found.draws, found, asked)
-        (tests if isinstance(kept, Tested) else beside).append(kept)  # type: ignore[arg-type]  # each its own
+        if isinstance(kept, Tested):
+            tests.append(kept)
+        else:
+            beside.append(kept)
         tests.append(_certifying(found.draws, asked))
     else:
         beside.append(_stated(found, asked))

@@ -6,6 +6,8 @@ point with exact ones, and what is made up is held to our own decoder.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.point import OperatingPoint
+from emad_ref.record import Ints
 from pytest_emad.auditing import Auditor
 
 FED, NEW, ROWS = 12, 24, 5
@@ -66,7 +69,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
     with subject.open(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
     alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
-    emad_audit.same_tokens(prompts, found.emitted, [each.emitted[0] for each in alone], point)
+    emad_audit.same_tokens(prompts, _lists(found.emitted), _lists([each.emitted[0] for each in alone]), point)
 
 
 def test_drafts_leave_the_models_own_output(
@@ -79,4 +82,9 @@ def test_drafts_leave_the_models_own_output(
     with subject.open(subject.full, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
     found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS).generate(prompts, NEW, frozenset())
-    emad_audit.same_tokens(prompts, found.emitted, wanted.emitted, declared=decoder.capabilities.logit_noise)
+    noise = decoder.capabilities.logit_noise
+    emad_audit.same_tokens(prompts, _lists(found.emitted), _lists(wanted.emitted), declared=noise)
+
+
+def _lists(emitted: Sequence[Ints]) -> list[list[int]]:
+    return [tokens.tolist() for tokens in emitted]
