@@ -41,8 +41,9 @@ def refresh_seconds(
     """
     if counter.source not in COUNTERS:
         return SAMPLE_SECONDS
+    moved: list[float] = []
     try:
-        begun, last, moved = clock(), counter.energy_mj(), []
+        begun, last = clock(), counter.energy_mj()
         while len(moved) < CHANGES and (now := clock()) - begun < seconds:
             read = counter.energy_mj()
             if read != last:

@@ -40,8 +40,14 @@ class Whence:
             OtherWeights: its fingerprint is another by now.
         """
         dtype = getattr(torch, self.dtype)
-        where = {"revision": self.revision, "seed": self.seed, "backend": self.backend}
-        again = load(self.name, device=self.device, dtype=dtype, **where)
+        again = load(
+            self.name,
+            device=self.device,
+            dtype=dtype,
+            revision=self.revision,
+            seed=self.seed,
+            backend=self.backend,
+        )
         if again.fingerprint != self.fingerprint:
             raise OtherWeights(
                 f"name={self.name!r}, but loaded a second time it has the fingerprint {again.fingerprint[:16]}… and "

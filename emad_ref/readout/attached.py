@@ -50,7 +50,7 @@ class Attached(Generic[T]):
         return held[digest]
 
     def lend(self, own: Stepper, copy: Stepper) -> None:
-        """Hold for ``copy`` copies of all that is held for ``own``: nothing written into those reaches the originals."""
+        """Hold for ``copy`` copies of all that is held for ``own``: what is written into those reaches no original."""
         held = self.held.setdefault(copy, {})
         for digest, thing in self.held.get(own, {}).items():
             if digest not in held:
