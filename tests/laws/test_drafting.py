@@ -130,6 +130,16 @@ def in_order(tokens, chosen, column):
     return getattr(tokens, column)[chosen][order].tolist()
 
 
+def test_a_row_that_its_gate_stops_waits_for_the_others():
+    """It is fed along, drafts nothing more, and its rounds are those it has alone."""
+    way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
+    together, asked = timed(way).tokens, by_protocol(way).record.tokens
+    assert in_order(together, together.phase == VERIFY, "token") == in_order(asked, asked.phase == VERIFY, "token")
+    assert (together.phase == VERIFY).sum() > sum(
+        (timed(way, 1, prompts=[prompt]).tokens.phase == VERIFY).sum() for prompt in PROMPTS
+    ), "some row was fed along"
+
+
 def test_ways_draw_rounds_of_every_kind():
     """Otherwise the law above holds of plain decoding only."""
     way = Drafting(LAYERS - 1, 4, 0.0, None, gate_of())
