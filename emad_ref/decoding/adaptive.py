@@ -111,7 +111,7 @@ class Walker:
         """All rows up to ``depth``, where they stop."""
         rows, queries = feed.tokens.shape
         hidden = self.stepper.embed(feed.tokens, feed.frame)
-        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame))
+        flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame, self.translators))
         self.watch.begin()
         logits = self.watch.emit(flow.run(0, depth)[:, queries - feed.last :], depth, feed.store.work)
         flow.stop(np.arange(rows), _NONE, depth)

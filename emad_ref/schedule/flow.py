@@ -76,7 +76,7 @@ class Start(NamedTuple):
     ceiling: int
     hidden: Tensor
     frame: Frame
-    translators: StateTranslators | None = None
+    translators: StateTranslators | None
 
 
 class Flow(Protocol):
