@@ -80,9 +80,9 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     except BadArgument as error:
         return _none(f"no text to draft on: {error}")
     among = vocabularies(model.stepper, own[0])
-    gates = {layer: gate_after(fitted.gate, tuple(fitted.lens.translators), layer) for layer in layers}
-    known = {layer: gate for layer, gate in gates.items() if gate is not None}
-    read = partial(draft_columns, model.stepper, lens=fitted.lens.digest, gates=known)
+    gate, known = fitted.gate, tuple(fitted.lens.translators)
+    gates = {} if gate is None else {layer: gate_after(gate, known, layer) for layer in layers}
+    read = partial(draft_columns, model.stepper, lens=fitted.lens.digest, gates=gates)
     best = choices(read(own[1], layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
     way = best.drafting
     shown: Columns = read(own[2], [way.layer], among=[way.vocabulary])
