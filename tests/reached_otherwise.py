@@ -26,6 +26,5 @@ problems_in  # HumanEval's own file, for whoever scores without lm-eval
 hoeffding, risk  # the weaker bound that tests compare with; the early-exit paper's second loss
 passes_of  # exits in order, where laws know it: predicted time of what is deferred
 derived_work  # the derivation that laws hold counted work against
-exchange_rows, failing  # what parts of EMAD cost, as a table and in a word: docs/ceilings.md
 signs_of_record  # for whoever holds a record of their decoder: docs/guarantee.md
 catch_up_tokens  # of one switched text: laws hold many texts at once against it

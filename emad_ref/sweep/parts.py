@@ -167,11 +167,6 @@ def exchanges(
     ]
 
 
-def failing(found: Sequence[Exchange]) -> str:
-    """The part of EMAD that costs most net saving where it comes back into the best combination."""
-    return min((each for each in found if each.back), key=lambda each: each.gain).part
-
-
 # ---------------------------------------------------------------- one combination
 
 

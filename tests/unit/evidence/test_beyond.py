@@ -166,7 +166,7 @@ def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
     assert x5.verdict == x6.verdict == "measured"
     assert len(x5.legs) == len(evidence.beyond.losses) * len(evidence.beyond.curves)
     parts = {leg.name.partition(":")[0] for leg in x6.legs}
-    assert {"readout alone", "criterion alone", "monotone rule alone", "K/V"} <= parts
+    assert {"readout alone", "criterion, by an oracle alone", "monotone rule alone", "K/V"} <= parts
     assert {f"{part}, all others exchanged" for part in ("readout", "criterion", "monotone rule")} <= parts
 
 
