@@ -152,8 +152,13 @@ def usable(evidence: Evidence, asked: Asked) -> tuple[OperatingPoint, str]:
 
 
 def legs_of(study: Study) -> int:
-    """Each batch size against full depth, ``generate`` and, where one is tried, its compiled twin."""
-    return len(study.budget.batch_sizes) * (len(BASELINES) - (not tries_compiling(study)))
+    """Each batch size against each baseline."""
+    return len(study.budget.batch_sizes) * baselines_of(study)
+
+
+def baselines_of(study: Study) -> int:
+    """Full depth, ``generate`` and, where one is tried, its compiled twin."""
+    return len(BASELINES) - (not tries_compiling(study))
 
 
 QUESTION = Question(

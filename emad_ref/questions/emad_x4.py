@@ -5,7 +5,9 @@ one pass (``decoding.drafting``). Two things are judged:
 
 output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding counted
         (``audit.timed``). One token that is not falsifies the row, whatever the times are.
-time    against each of EMAD-F2's baselines, at every batch size: an intersection–union test, as there.
+time    of one request at a time, against each of EMAD-F2's baselines: an intersection–union test, as there. Drafting
+        spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced too, their
+        output is judged, and their ratios say where the gain ends.
 
 Other ways to the same output stand beside and decide nothing: prompt lookup, and drafts by the model's own head without
 a gate. Random weights draft as fast as trained ones and are never right: the row does not apply.
@@ -41,9 +43,23 @@ class Found:
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """Legs of time and of what was emitted; other lossless ways as numbers, and how much was kept."""
-    verdict = emad_f2.decide(found.raced, asked)
-    return replace(verdict, legs=(*verdict.legs, *_beside(found)))
+    """Legs of time and of what was emitted; larger batches and other lossless ways as numbers, and how much was kept."""
+    batches, threshold = found.raced.batches, asked.claim.thresholds["speedup_ratio"]
+    alone = min(batches, default=0)
+    # what is not the model's own output decides at any batch size
+    deciding = {rows: timed for rows, timed in batches.items() if rows == alone or _differs(timed)}
+    verdict = emad_f2.decide(replace(found.raced, batches=deciding), asked)
+    larger = [
+        estimated(f"batch {rows}, against {name}", total_ratio(seconds, timed.adaptive, threshold=threshold))
+        for rows, timed in batches.items()
+        if rows not in deciding
+        for name, seconds in timed.baselines.items()
+    ]
+    return replace(verdict, legs=(*verdict.legs, *larger, *_beside(found)))
+
+
+def _differs(timed: emad_f2.Timed) -> bool:
+    return timed.check is not None and timed.check.passed is False
 
 
 def _beside(found: Found) -> list[Leg]:
@@ -82,7 +98,7 @@ QUESTION = Question(
     "EMAD-X4",
     "model",
     answer,
-    legs=lambda study, layers: emad_f2.legs_of(study),
+    legs=lambda study, layers: emad_f2.baselines_of(study),
     measures=True,
     suite="cost",
     budget="standard",

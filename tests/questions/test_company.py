@@ -25,7 +25,7 @@ LEGS = {
     "EMAD-F1": 4, "EMAD-F1-literal": 66, "EMAD-F2": 4, "EMAD-E1": 11, "EMAD-E4": 8, "EMAD-E6": 7, "EMAD-E7": 2,
     "EMAD-E9": 2, "EMAD-E10": 1 + len(TASKS), "EMAD-E12": 1, "EMAD-N1": 2, "EMAD-R1": 4, "EMAD-R2": 4, "EMAD-R3": 4,
     "EMAD-R4": 4, "EMAD-R5": 6, "EE-1": 6, "EE-3": 24, "EE-7": 3, "EE-9": 12, "EE-13": 6, "EE-15": 6, "EAD-F1": 10,
-    "EAD-F2": 2, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 4, "EMAD-X4": 4,
+    "EAD-F2": 2, "EMAD-X1": 1, "EMAD-X2": 3, "EMAD-X3": 4, "EMAD-X4": 2,
 }  # fmt: skip
 
 

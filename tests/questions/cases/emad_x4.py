@@ -38,11 +38,20 @@ def lists_what_stands_beside(verdict: Verdict) -> None:
     assert legs["batch 1: verified tokens that stand"].estimate == 0.6
 
 
+def says_where_the_gain_ends(verdict: Verdict) -> None:
+    """The larger batch is slower: it stands beside, and decides nothing."""
+    (leg,) = [leg for leg in verdict.legs if leg.name.endswith("against full depth") and leg.outcome == "measured"]
+    assert not leg.name.startswith("batch 1,")
+    assert 0.75 < leg.estimate < 0.85
+
+
 UNTRAINED = "random weights: perplexity and accuracy of noise say nothing"
 
 CASES = [
     Case("a third faster, and prompt lookup faster still", "holds", drafted(timed(1.33, 1.3), beside=2.0), draws=10,
          check=lists_what_stands_beside),
+    Case("a third faster, several at once slower", "holds", drafted(timed(1.33, 0.8)), draws=10,
+         check=says_where_the_gain_ends),
     Case("as fast", "fails", drafted(timed(1.0)), draws=10),
     Case("slower than compiled steps", "fails", drafted(timed(0.9, speeds=COMPILED)), draws=10),
     Case("another token than the model's own", "fails", drafted(checked(timed(1.5), False, "drafting, row 0: token 7")),
