@@ -44,9 +44,9 @@ def recommended(
     if most <= SLACK:
         return _none(
             f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "
-            f"{most:.1%} of blocks at {rise:.1%} more perplexity, before anything is charged"
+            f"{most:.1%} net at {rise:.1%} more perplexity, deciding not charged"
         )
-    room = f"a rule that knew would save {most:.1%} of blocks at {rise:.1%} more perplexity"
+    room = f"a rule that knew would save {most:.1%} net at {rise:.1%} more perplexity"
     if proven is None or not judged:
         return _none(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
     row = judged[0]

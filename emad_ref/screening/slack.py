@@ -55,5 +55,5 @@ def most(curve: Curve, level: float) -> tuple[float, float]:
 
 
 def ceiling_at(found: Sequence[Slack], level: float) -> float:
-    """The share of blocks that the best of all oracles saves at ``level``."""
-    return max(each.blocks for each in found if each.level == level)
+    """Net share that the best of all oracles saves at ``level``: blocks that cost as much to leave save nothing."""
+    return max(each.net for each in found if each.level == level)
