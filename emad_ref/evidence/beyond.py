@@ -229,14 +229,17 @@ class Beyond:
     @staticmethod
     def within(curve: Curve, loss: float) -> int:
         """The place of that setting; 0, full depth, where no other stays within."""
-        rise = np.expm1((curve.columns.nll_nats - curve.columns.nll_nats[:, :1]).sum(axis=0) / curve.tokens.sum())
-        return int(np.argmin(np.where(rise <= loss, curve.columns.depth.sum(axis=0), np.inf)))
+        return int(np.argmin(np.where(rise_of(curve) <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
     def slack(self) -> float:
-        """The largest share of blocks that an oracle saves at a rise of ``JUDGED``."""
-        full = float(self.in_blocks.full.work.values.sum())
-        return max(1 - float(self.at_loss(curve, JUDGED).work.values.sum()) / full for curve in self.curves)
+        """The largest net share of FLOPs that an oracle saves at a rise of ``JUDGED``, its own reading free."""
+        return max(self._saved(curve) for curve in self.curves)
+
+    @staticmethod
+    def _saved(curve: Curve) -> float:
+        flops = np.where(rise_of(curve) <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
+        return float(1 - flops.min() / flops[0])
 
     @property
     def losses(self) -> tuple[float, ...]:
@@ -255,3 +258,10 @@ class Beyond:
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.by_document(values)
+
+
+def rise_of(curve: Curve) -> Floats:
+    """[points] relative rise of perplexity of each setting over full depth, the first."""
+    nats = curve.columns.nll_nats
+    rise: Floats = np.expm1((nats - nats[:, :1]).sum(axis=0) / curve.tokens.sum())
+    return rise

@@ -11,7 +11,7 @@ falsified  no criterion does, of all that were screened: for each it is shown th
            taken at their best, with exact K/V at the price of copied ones, so that their failing is the criterion's.
 
 No criterion knows more than the final distribution. An oracle that does, exits free, and pays nothing bounds them all
-(EMAD-X5): where it saves at most ``slack_blocks`` of blocks there is no slack, and the claim does not apply. Between
+(EMAD-X5): where it saves at most ``slack`` of FLOPs net there is no slack, and the claim does not apply. Between
 that and the threshold it stands beside: where not even the oracle gets there, no other criterion on this lens could,
 and where it does, the row speaks of those that were screened.
 
@@ -45,7 +45,7 @@ class Found:
 
     ``chosen``     the point chosen on validation, as it decodes; None where none was, and ``why`` says why.
     ``criteria``   all that were screened, at their best.
-    ``slack``      the largest share of blocks that an oracle saves at the threshold's loss; None: it was not asked.
+    ``slack``      the largest net share that an oracle saves at the threshold's loss; None: it was not asked.
     """
 
     full: Measured
@@ -67,10 +67,10 @@ class _Failing:
 
 def decide(found: Found, asked: Asked) -> Verdict:
     """What the chosen point saves and loses, and whether any criterion is left; or that there is no slack."""
-    most = asked.claim.thresholds["slack_blocks"]
+    most = asked.claim.thresholds["slack"]
     beside = [] if found.slack is None else [_oracle(found.slack, len(found.full.tokens), asked)]
     if found.slack is not None and found.slack <= most:
-        said = f"no slack: an oracle saves {100 * found.slack:.1f} % of blocks at that loss, {100 * most:g} % is none"
+        said = f"no slack: an oracle saves {100 * found.slack:.1f} % net at that loss, {100 * most:g} % is none"
         return replace(asked.not_applicable(f"{said}; leave this model alone"), legs=tuple(beside))
     resamples = resamples_for(1 + asked.other_legs)
     draws = document_draws(len(found.full.tokens), resamples, asked.rng)
@@ -149,7 +149,7 @@ def _unknown(error: float) -> int | None:
 
 def _oracle(slack: float, documents: int, asked: Asked) -> Leg:
     room = "others may be left" if slack >= _least(asked) else "no criterion on this lens can reach the threshold"
-    return counted("an oracle's blocks at that loss", slack, documents, "share of blocks", room)
+    return counted("an oracle's net saving at that loss", slack, documents, "net FLOP reduction", room)
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:

@@ -43,7 +43,7 @@ class Found:
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """Legs of time and of what was emitted; larger batches and other lossless ways as numbers, and how much was kept."""
+    """Legs of time and of what was emitted; larger batches and other lossless ways as numbers; how much was kept."""
     batches, threshold = found.raced.batches, asked.claim.thresholds["speedup_ratio"]
     alone = min(batches, default=0)
     # what is not the model's own output decides at any batch size

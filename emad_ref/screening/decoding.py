@@ -1,7 +1,8 @@
 """Lossy exits as they are decoded: K and V above an exit filled in from its state, token by token, on text of its own.
 
-Replay knows what a threshold loses with exact K and V; copies lose more. So the rule that saved most on the text to
-choose on is decoded at a few thresholds on other text, from strict to loose in an order fixed before, and
+Replay knows what a threshold loses with exact K and V; filled-in ones, by low-rank translators of the exit's state,
+lose more. So the rule that saved most on the text to choose on is decoded at a few thresholds on other text, from
+strict to loose in an order fixed before, and
 
     the bound   the loosest whose rise evaluation will confirm (``screening.choosing``)
     the promise the loosest that Learn-then-Test certifies (``screening.guarantee``), where any is
@@ -18,12 +19,15 @@ from functools import partial
 import numpy as np
 
 from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.translating import RANK, fit_translators
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.readout.states import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.screening.bounded import EXCESS, excess
 from emad_ref.screening.choosing import Losses, loosest
 from emad_ref.screening.families import Family
+from emad_ref.screening.fitting import unseen
 from emad_ref.screening.guarantee import Guarantee, guaranteed, require_order
 from emad_ref.screening.reached import Chooser
 from emad_ref.screening.settings import Settings, affordable
@@ -37,7 +41,7 @@ from emad_ref.sweep.losses import Columns
 from emad_ref.verdict.units import ByDocument
 
 # what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
-STRICTNESS = (0.15, 0.3, 0.45, 0.6, 0.8)
+STRICTNESS = (0.3, 0.5, 0.65, 0.8, 0.95)
 ROWS = 64
 TIMED = 16  # windows
 LARGEST = 10**6  # of them, whatever the time
@@ -68,12 +72,40 @@ class Certified:
         return next((point for point in self.tried if point.name == self.promise.chosen), None)
 
 
-def grid(family: Family, best: OperatingPoint, chooser: Chooser, rise: float) -> list[OperatingPoint]:
-    """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded."""
+def fitted_states(
+    model: Loaded, best: OperatingPoint, text: Text, settings: Settings, progress: str | None = None
+) -> StateTranslators | None:
+    """Translators of states above the exits of ``best``, attached; None where every exit is right below the last layer.
+
+    Fitted on what the lens did not see of ``text``.
+    """
+    exits = [probe for probe in best.probes if probe <= best.layers - 2]
+    if not exits:
+        return None
+    rank, windows = min(RANK, model.geometry.hidden), unseen(model, text, settings)
+    found = fit_translators(model.stepper, model.fingerprint, windows, exits, rank, progress=progress)
+    attach_translators(model.stepper, found, model.fingerprint)
+    return found
+
+
+def grid(
+    family: Family, best: OperatingPoint, chooser: Chooser, rise: float, states: StateTranslators | None
+) -> list[OperatingPoint]:
+    """Thresholds of the dial that ``best`` is a point of, strict to loose, as they are decoded.
+
+    K and V above an exit are those of its state, translated by ``states``; None: as it is.
+    """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
     points = [_loosest(dial, share * rise, chooser) for share in STRICTNESS]
-    found = {point.name: replace(point, schedule="copying") for point in points if point is not None}
+    found = {point.name: filled(point, states) for point in points if point is not None}
     return list(found.values())  # two settings of one name are one to whoever reads it
+
+
+def filled(point: OperatingPoint, states: StateTranslators | None) -> OperatingPoint:
+    """``point`` with K and V above an exit translated by ``states``; None: copied."""
+    if states is None:
+        return replace(point, schedule="copying")
+    return replace(point, schedule="translated", translators=states.digest)
 
 
 def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | None:

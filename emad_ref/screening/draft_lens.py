@@ -4,22 +4,20 @@ Greedy text is another text than the one a model was trained on: it repeats itse
 its argmax still stands. A lens fitted on given text agrees with it far less often than one fitted on the model's own
 continuations of such text. Documents are dealt as everywhere: a share is held out, and the gate fitted on it.
 
-A file of an exit holds one lens: ``joined`` puts translators for drafts in the place of those of the same layers.
+An exit holds it beside its own lens: rules that leave early read given text, and keep theirs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from emad_ref.calibration.gate import fit_gate
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.trace import TokenSequence
 from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
-from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
-from emad_ref.point import Estimator
-from emad_ref.readout.tuned import TunedLens, attach_lens
+from emad_ref.readout.tuned import attach_lens
 
 STEPS = 500  # of 512 tokens: held-out agreement of small models has settled
 
@@ -67,44 +65,3 @@ def fit_draft_lens(
     named = None if progress is None else f"{progress}, gate"
     gate = fit_gate(stepper, held_out(plan, lambda: iter(texts)), plan.layers, name, progress=named)
     return replace(fitted, gate=gate)
-
-
-def joined(exits: FittedLens, drafts: FittedLens, layers: Sequence[int]) -> FittedLens:
-    """One lens of both: at ``layers`` the translators and gates of ``drafts``, elsewhere those of ``exits``.
-
-    Its digest is another; points and drafts that are read by it name it anew. A point without probes at ``layers``
-    decodes by it as by ``exits``. ``plan`` holds both.
-
-    Raises:
-        BadArgument: a layer that ``drafts`` does not translate; lenses of two models, kinds or dtypes; one with a gate
-            and one without.
-    """
-    missing = sorted(set(layers) - set(drafts.lens.translators))
-    if missing:
-        raise BadArgument("layers", missing, f"some of {', '.join(map(str, drafts.lens.translators))}", "fit it there")
-    drafts.lens.require(exits.lens.fingerprint, exits.lens.dtype, exits.lens.layers, exits.lens.width)
-    if (exits.gate is None) != (drafts.gate is None):
-        raise BadArgument("drafts.gate", drafts.gate, "a gate in both lenses, or in neither", "fit the other, too")
-    theirs = {layer: drafts.lens.translators[layer] for layer in layers}
-    translators = dict(sorted({**exits.lens.translators, **theirs}.items()))
-    gate = exits.gate
-    if exits.gate is not None and drafts.gate is not None:
-        own, other = _by_layer(exits, exits.gate), _by_layer(drafts, drafts.gate)
-        weights = {**own, **{layer: other[layer] for layer in layers}}
-        gate = replace(exits.gate, weights=tuple(weights[layer] for layer in translators))
-    return FittedLens(
-        TunedLens(exits.lens.fingerprint, exits.lens.dtype, exits.lens.layers, translators),
-        {**exits.plan, "drafts": drafts.plan},
-        _with(exits.raw_nats, drafts.raw_nats, layers),
-        _with(exits.tuned_nats, drafts.tuned_nats, layers),
-        exits.tokens,
-        gate,
-    )
-
-
-def _by_layer(fitted: FittedLens, gate: Estimator) -> dict[int, tuple[float, ...]]:
-    return dict(zip(fitted.lens.translators, gate.weights, strict=True))
-
-
-def _with(exits: Mapping[int, float], drafts: Mapping[int, float], layers: Sequence[int]) -> dict[int, float]:
-    return dict(sorted({**exits, **{layer: drafts[layer] for layer in layers}}.items()))

@@ -36,6 +36,7 @@ class Exit:
     ``screened``: tables and provenance, plain JSON, for the record: nothing is decided by them.
     ``translators``: of states above an exit, where ``lossy`` fills K and V in by them.
     ``signs``: of the documents that ``guarantee`` was certified on, at ``lossy``: what ``emad drift`` compares with.
+    ``spoken``: a lens for drafts, fitted on what the model says by itself (``draft_lens``), where drafts read by one.
 
     Raises:
         BadArgument: neither or both of a point and a reason for none; a point or a draft of another model or lens; a
@@ -50,6 +51,7 @@ class Exit:
     screened: Mapping[str, Any] = field(default_factory=dict)
     signs: Signs | None = None
     translators: StateTranslators | None = None
+    spoken: FittedLens | None = None
 
     def __post_init__(self) -> None:
         if (self.lossy is None) != bool(self.why_none):
@@ -63,7 +65,7 @@ class Exit:
             raise BadArgument("exit.guarantee.chosen", named, f"{found!r}, the point that is recommended")
         if self.drafting is not None:
             self.drafting.require(self.fitted.lens.layers)
-            self._require_lens("drafting", self.drafting.lens)
+            self._require_lens("drafting", self.drafting.lens, self.spoken)
 
     def _require_own(self, point: OperatingPoint) -> None:
         if point.layers != self.fitted.lens.layers:
@@ -73,8 +75,9 @@ class Exit:
         if point.translators not in (None, own):
             raise BadArgument("exit.lossy.translators", point.translators, "None, or the digest of its own translators")
 
-    def _require_lens(self, part: str, digest: str | None) -> None:
-        if digest not in (None, self.fitted.lens.digest):
+    def _require_lens(self, part: str, digest: str | None, other: FittedLens | None = None) -> None:
+        own = {self.fitted.lens.digest} | ({other.lens.digest} if other is not None else set())
+        if digest is not None and digest not in own:
             raise BadArgument(f"exit.{part}.lens", digest, "None, or the digest of its own lens")
 
     @property
@@ -94,6 +97,8 @@ class Exit:
             BadArgument: another model, dtype, number of layers or width than it was made on.
         """
         attach_lens(model.stepper, self.fitted.lens, model.fingerprint)
+        if self.spoken is not None:
+            attach_lens(model.stepper, self.spoken.lens, model.fingerprint)
         if self.translators is not None:
             attach_translators(model.stepper, self.translators, model.fingerprint)
         return self

@@ -3,6 +3,7 @@
     4.bias [D]   4.full [D, D]   4.gate [E + 1]   as in a lens' file (``calibration.lens_file``)
     4>7.bias [D]   4>7.up [D, r]   4>7.down [D, r]  of state translators (``calibration.translators_file``)
     drafting.gate [E + 1]   drafting.vocabulary int64 [k]      where drafts ask a gate, or read part of the head
+    spoken.2.bias [D]   …                         of a lens for drafts, as of the other
 
 ``emad screen`` writes it; ``emad generate --exit``, the suites and ``load_exit`` take it. What a file holds is judged
 before anything is made of it: whatever is wrong with it is one BadExit. That it belongs to the model at hand is asked
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.lens_file import fitted_of, packed, parts_of, unpacked
+from emad_ref.calibration.lens_file import FittedLens, fitted_of, packed, parts_of, unpacked
 from emad_ref.calibration.translators_file import NAME, tensors_of, translators_from
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument, EmadError
@@ -31,7 +32,7 @@ from emad_ref.screening.signs import Signs
 from emad_ref.wire import points
 
 SCHEMA = 1
-GATE, VOCABULARY = "drafting.gate", "drafting.vocabulary"
+GATE, VOCABULARY, SPOKEN = "drafting.gate", "drafting.vocabulary", "spoken."
 
 
 class BadExit(EmadError):
@@ -50,6 +51,7 @@ def save_exit(path: Path, found: Exit) -> None:
         "drafting": None if found.drafting is None else _drafted(found.drafting, tensors),
         "screened": dict(found.screened),
         "signs": None if found.signs is None else found.signs.to_json(),
+        "spoken": None if found.spoken is None else _spoken(found.spoken, tensors),
     }
     if found.translators is not None:
         # views of one array would be refused: a file holds each number once
@@ -85,7 +87,9 @@ def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
     lossy, promise, drafting = about["lossy"], about["guarantee"], about["drafting"]
     mine = {name: tensors.pop(name) for name in (GATE, VOCABULARY) if name in tensors}
     pairs = {name: tensors.pop(name) for name in list(tensors) if NAME.fullmatch(name)}
+    said = {name: tensors.pop(name) for name in list(tensors) if name.startswith(SPOKEN)}
     fitted = fitted_of(tensors, about["lens"])
+    spoken = about["spoken"]
     model = fitted.lens.fingerprint, fitted.lens.dtype, fitted.lens.layers
     return Exit(
         fitted,
@@ -96,7 +100,15 @@ def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
         about["screened"],
         None if about["signs"] is None else Signs.from_json(about["signs"]),
         translators_from(*model, pairs) if pairs else None,
+        None if spoken is None else fitted_of({name.removeprefix(SPOKEN): said[name] for name in said}, spoken),
     )
+
+
+def _spoken(fitted: FittedLens, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Plain JSON of a lens for drafts; its arrays go into ``tensors``."""
+    held, about = parts_of(fitted)
+    tensors |= {f"{SPOKEN}{name}": tensor for name, tensor in held.items()}
+    return about
 
 
 def _drafted(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ last, of a deep model every second one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from emad_ref.calibration.gate import fit_gate
 from emad_ref.calibration.lens_file import FittedLens
-from emad_ref.calibration.trace import window_of
+from emad_ref.calibration.trace import TokenSequence, window_of
 from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
 from emad_ref.models.loading import Loaded
 from emad_ref.readout.tuned import attach_lens
@@ -31,10 +32,27 @@ def fit_readout(model: Loaded, text: Text, settings: Settings, progress: str | N
     Raises:
         EmptyCorpus: too few documents to hold any out.
     """
+    plan = _plan(model, settings)
+    plan = replace(plan, rank=_rank(model, plan))
+    plan = replace(plan, steps=_steps(model, plan, text, settings.seconds("lens")))
+    fitted = fit_lens(model.stepper, plan, lambda: iter(text.windows), progress=progress)
+    name = attach_lens(model.stepper, fitted.lens, model.fingerprint)
+    named = None if progress is None else f"{progress}, gate"
+    gate = fit_gate(model.stepper, unseen(model, text, settings), plan.layers, name, progress=named)
+    return replace(fitted, gate=gate)
+
+
+def unseen(model: Loaded, text: Text, settings: Settings) -> Iterator[TokenSequence]:
+    """Windows of ``text`` that its lens was not fitted on: for whatever is fitted on top of it."""
+    return held_out(_plan(model, settings), lambda: iter(text.windows))
+
+
+def _plan(model: Loaded, settings: Settings) -> LensPlan:
+    """Rank and steps as they are by default."""
     stepper = model.stepper
     stride = 1 if stepper.layers <= DEEP else 2
     first = 1 if stride == 1 else stepper.layers % 2 or 2  # so that the last layer below the end is among them
-    plan = LensPlan(
+    return LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
         dtype=str(stepper.dtype).removeprefix("torch."),
@@ -44,13 +62,6 @@ def fit_readout(model: Loaded, text: Text, settings: Settings, progress: str | N
         held_out=0.3,
         seed=settings.seed,
     )
-    plan = replace(plan, rank=_rank(model, plan))
-    plan = replace(plan, steps=_steps(model, plan, text, settings.seconds("lens")))
-    fitted = fit_lens(stepper, plan, lambda: iter(text.windows), progress=progress)
-    name = attach_lens(stepper, fitted.lens, model.fingerprint)
-    named = None if progress is None else f"{progress}, gate"
-    gate = fit_gate(stepper, held_out(plan, lambda: iter(text.windows)), plan.layers, name, progress=named)
-    return replace(fitted, gate=gate)
 
 
 def _rank(model: Loaded, plan: LensPlan) -> int | None:

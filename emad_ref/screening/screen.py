@@ -20,8 +20,9 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded
 from emad_ref.models.required import require_documents
 from emad_ref.policy.thresholds import default_probes
+from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.decoding import Certified, afforded, beside, certified, decoded, grid
+from emad_ref.screening.decoding import Certified, afforded, beside, certified, decoded, fitted_states, grid
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
@@ -51,6 +52,7 @@ class Found:
     evaluated: Traced
     slack: list[Slack]
     reached: list[Reached]
+    states: StateTranslators | None
     certified: Certified | None
     decoded: list[Reached]
     timed: Timed
@@ -90,7 +92,18 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
     said = recommended(found.slack, found.certified, found.decoded, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
-    return Exit(found.fitted, said.lossy, said.why_none, said.guarantee, found.drafts.drafting, record, signs)
+    named = None if said.lossy is None else said.lossy.translators
+    return Exit(
+        found.fitted,
+        said.lossy,
+        said.why_none,
+        said.guarantee,
+        found.drafts.drafting,
+        record,
+        signs,
+        translators=None if named is None else found.states,
+        spoken=None if found.drafts.drafting is None else found.drafts.spoken,
+    )
 
 
 def investigate(model: Loaded, settings: Settings, *, progress: bool = False) -> Found:
@@ -110,10 +123,14 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     oracles = run("slack", lambda _: slack(evaluated, geometry, levels))
     chooser = Chooser(chosen_on, evaluated.text.count, geometry)
     rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
-    proven, judged = run("decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name))
-    costs = run("costs", lambda name: timed(model, fitted, evaluated, rows, judged, settings, name))
+    states, proven, judged = run(
+        "decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name)
+    )
+    costs = run("costs", lambda name: timed(model, fitted, states, evaluated, rows, judged, settings, name))
     drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
-    return Found(model, settings, texts, fitted, evaluated, oracles, rows, proven, judged, costs, drafts, run.seconds)
+    return Found(
+        model, settings, texts, fitted, evaluated, oracles, rows, states, proven, judged, costs, drafts, run.seconds
+    )
 
 
 def _families(
@@ -140,31 +157,38 @@ def _decoded(
     evaluated: Traced,
     settings: Settings,
     progress: str | None,
-) -> tuple[Certified | None, list[Reached]]:
-    """The free rule that saved most where rules are chosen, decoded with copies: what is promised of it, and how it
-    does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
+) -> tuple[StateTranslators | None, Certified | None, list[Reached]]:
+    """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
+    how it does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
     """
     free = [row for row in rows if row.level == settings.rise and row.family.depth == "free" and row.point is not None]
     if not free:
-        return None, []
+        return None, None, []
     best = max(free, key=lambda row: chooser.saved(row.point) if row.point is not None else 0.0)
     assert best.point is not None
-    points = grid(best.family, best.point, chooser, settings.rise)
+    named = None if progress is None else f"{progress}, states"
+    states = fitted_states(model, best.point, texts.calibrate, settings, named)
+    points = grid(best.family, best.point, chooser, settings.rise, states)
     if not points:
-        return None, []
+        return states, None, []
     points, windows = afforded(model, texts.certify, points, settings)
     proven = certified(
         model, texts.certify.first(windows), best.family, points, settings, evaluated.text.count, progress
     )
     shown = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
     if not shown:
-        return proven, []
+        return states, proven, []
     named = None if progress is None else f"{progress}, judged"
     text = evaluated.text.first(windows)
     columns = decoded(model, text, shown, named)
     full = replayed_columns(evaluated, [], model.geometry)
     both = beside(full, columns)
     judge = Judge(text, settings.seed)
-    return proven, [
-        judge.of(best.family, settings.rise, point, both, at, how="decoded") for at, point in enumerate(shown, start=1)
-    ]
+    return (
+        states,
+        proven,
+        [
+            judge.of(best.family, settings.rise, point, both, at, how="decoded")
+            for at, point in enumerate(shown, start=1)
+        ],
+    )

@@ -1,21 +1,24 @@
 """Whether a model should draft for itself: the way that would be fastest here, its output unchanged.
 
-Settings are chosen on the model's own continuations of text to choose on, by predicted time (``screening.drafts``), and
-what is shown is what the chosen one does on continuations of evaluation text. Its vocabulary is what the model says
-most after text that the lens was fitted on.
+Drafts are read through a lens of their own, fitted on the model's own continuations of text to fit on
+(``screening.draft_lens``). Settings are chosen on continuations of text to choose on, by predicted time
+(``screening.drafts``), and what is shown is what the chosen one does on continuations of evaluation text. Its
+vocabulary is what the model says most after text to fit on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from emad_ref.calibration.lens_file import FittedLens
-from emad_ref.calibration.trace import TokenSequence
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import Loaded
+from emad_ref.screening.draft_lens import STEPS, draft_layers, fit_draft_lens
 from emad_ref.screening.drafts import (
     Columns,
     choices,
@@ -30,10 +33,11 @@ from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.texts import Text, Texts
 from emad_ref.screening.timing import full_seconds, unsound
 
-LAYERS = (1, 2, 3, 4)  # shallow drafts win, where drafting pays at all
-PROMPT, NEW = 16, 48  # tokens
-ROWS = 16
-MOST = 96  # windows of each text
+PROMPT, NEW = 16, 112  # tokens
+ROWS = 32
+MOST, LESSONS = 96, 416  # windows to choose or to show on, and to fit on: about 50,000 tokens
+WRITING, FITTING = 0.3, 0.55  # of the seconds of the phase
+TRIED = 3  # steps, to see what one takes
 WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
 
 
@@ -41,6 +45,7 @@ WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
 class SelfDrafting:
     """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest, recommended or not.
 
+    ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper.
     ``agreement``: share of drafts of its kind that the model itself would emit; ``tokens`` emitted a round, ``seconds``
     a token and times as ``fast`` as full depth, all predicted, on continuations of evaluation text.
     """
@@ -48,6 +53,7 @@ class SelfDrafting:
     best: Drafting | None
     drafting: Drafting | None
     why_none: str
+    spoken: FittedLens | None = None
     agreement: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
@@ -70,22 +76,19 @@ class SelfDrafting:
 
 
 def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs, settings: Settings) -> SelfDrafting:
-    """The fastest way to draft, by what was measured to cost here."""
-    layers = [layer for layer in LAYERS if layer in fitted.lens.translators]
-    if not layers:
-        return _none(f"the lens translates none of the layers {', '.join(map(str, LAYERS))}")
-    count = _count(model, texts.choose, settings)
+    layers = draft_layers(model.geometry.layers)
     try:
-        own = [_written(model, text, count) for text in (texts.calibrate, texts.choose, texts.evaluate)]
-    except BadArgument as error:
+        lessons, chosen, judged = _own_texts(model, texts, settings)
+        spoken = _lens(model, lessons, layers, fitted.lens.rank, settings)
+    except (BadArgument, EmptyCorpus) as error:
         return _none(f"no text to draft on: {error}")
-    among = vocabularies(model.stepper, own[0])
-    gate, known = fitted.gate, tuple(fitted.lens.translators)
-    gates = {} if gate is None else {layer: gate_after(gate, known, layer) for layer in layers}
-    read = partial(draft_columns, model.stepper, lens=fitted.lens.digest, gates=gates)
-    best = choices(read(own[1], layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
+    assert spoken.gate is not None, "a lens for drafts has a gate"
+    among = vocabularies(model.stepper, lessons)
+    gates = {layer: gate_after(spoken.gate, layers, layer) for layer in layers}
+    read = partial(draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
+    best = choices(read(chosen, layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
     way = best.drafting
-    shown: Columns = read(own[2], [way.layer], among=[way.vocabulary])
+    shown: Columns = read(judged, [way.layer], among=[way.vocabulary])
     rounds = simulated(shown[0], way.threshold, way.longest)
     seconds = seconds_per_token_drafting(costs, way, rounds)
     fast = full_seconds(costs) / seconds
@@ -93,23 +96,36 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     if not why and fast < WORTH:
         why = f"drafting for itself is predicted to be {fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
     agreement = float(shown[0].agrees.mean())
-    return SelfDrafting(way, None if why else way, why, agreement, rounds.tokens, seconds, fast)
+    return SelfDrafting(way, None if why else way, why, spoken, agreement, rounds.tokens, seconds, fast)
 
 
 def _none(why: str) -> SelfDrafting:
     return SelfDrafting(None, None, why)
 
 
-def _written(model: Loaded, text: Text, count: int) -> list[TokenSequence]:
-    """What the model goes on to say after the first of the windows that are long enough."""
-    long = [window for window in text.windows if len(window.tokens) >= PROMPT][:count]
-    return own_texts(model.stepper, long, PROMPT, min(NEW, model.stepper.max_positions - PROMPT), rows=ROWS)
+def _own_texts(model: Loaded, texts: Texts, settings: Settings) -> list[list[TokenSequence]]:
+    """Continuations to fit on, to choose on and to show, as many as can be written in time.
+
+    Raises:
+        BadArgument: no window is long enough.
+    """
+    new = min(NEW, model.stepper.max_positions - PROMPT)
+    wanted = {texts.calibrate: LESSONS, texts.choose: MOST, texts.evaluate: MOST}
+    long = {text: [window for window in text.windows if len(window.tokens) >= PROMPT] for text in wanted}
+
+    def written(text: Text, count: int) -> list[TokenSequence]:
+        return own_texts(model.stepper, long[text][:count], PROMPT, new, rows=ROWS)
+
+    batches = sum(wanted.values()) // ROWS
+    seconds = WRITING * settings.seconds("drafts")
+    fits = affordable(lambda: written(texts.choose, ROWS), seconds, batches)
+    return [written(text, max(ROWS, fits * count // batches)) for text, count in wanted.items()]
 
 
-def _count(model: Loaded, text: Text, settings: Settings) -> int:
-    """Windows of each of three texts that can be continued in time."""
-    timed = text.first(ROWS)
-    if not any(len(window.tokens) >= PROMPT for window in timed.windows):
-        return MOST
-    seconds = settings.seconds("drafts") / 3
-    return ROWS * affordable(lambda: _written(model, timed, ROWS), seconds, MOST // ROWS)
+def _lens(
+    model: Loaded, lessons: Sequence[TokenSequence], layers: Sequence[int], rank: int | None, settings: Settings
+) -> FittedLens:
+    """Of ``layers``, in as many steps as fit; the rate falls along all of them."""
+    fit = partial(fit_draft_lens, model, lessons, layers, corpus=settings.corpus, rank=rank, seed=settings.seed)
+    seconds = FITTING * settings.seconds("drafts")
+    return fit(steps=TRIED * affordable(lambda: fit(steps=TRIED), seconds, STEPS // TRIED))

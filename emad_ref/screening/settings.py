@@ -16,7 +16,7 @@ from emad_ref.text.documents import CORPUS
 
 LOSSES = (0.001, 0.01, 0.05)  # rises of perplexity that tables are about
 # of the minutes; what is left is for reading, choosing and the tail of whatever took longer than it was timed to
-SHARES = {"text": 0.10, "lens": 0.20, "traces": 0.15, "decoding": 0.35, "costs": 0.05, "drafts": 0.05}
+SHARES = {"text": 0.05, "lens": 0.20, "traces": 0.10, "decoding": 0.40, "costs": 0.03, "drafts": 0.17}
 CALIBRATED = 2  # windows to fit on for each one to choose or to judge on
 
 

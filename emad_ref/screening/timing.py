@@ -1,7 +1,7 @@
 """Time on this machine, predicted from what the parts of a decoding step were measured to cost (``screening.costing``).
 
-Depths come from replay of evaluation text; a point that copies K and V goes as deep as its exact twin, within what
-copies change.
+Depths come from replay of evaluation text; a point that fills K and V in goes as deep as its exact twin, within what
+that changes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import lens_named
 from emad_ref.record import Ints
 from emad_ref.replay import Ladder
 from emad_ref.screening.costing import measure_costs
+from emad_ref.screening.decoding import filled
 from emad_ref.screening.families import LENS
 from emad_ref.screening.predicted import seconds_per_token, shares_of
 from emad_ref.screening.reached import Reached
@@ -49,6 +51,7 @@ class Timed:
 def timed(
     model: Loaded,
     fitted: FittedLens,
+    states: StateTranslators | None,
     evaluated: Traced,
     rows: Sequence[Reached],
     judged: Sequence[Reached],
@@ -60,8 +63,14 @@ def timed(
     attached = lens_named(stepper, fitted.lens.digest)
     assert attached is not None
     translator = attached.translators[max(attached.translators)]
+    above = None if states is None else states.pairs[max(states.pairs)]
     costs = measure_costs(
-        stepper, lens=translator, seconds=settings.seconds("costs"), seed=settings.seed, progress=progress
+        stepper,
+        lens=translator,
+        translator=above,
+        seconds=settings.seconds("costs"),
+        seed=settings.seed,
+        progress=progress,
     )
     full = full_seconds(costs)
     shown = [*judged, *(row for row in rows if row.level == settings.rise and row.family.readout == LENS)]
@@ -69,7 +78,7 @@ def timed(
     for row in shown:
         if row.point is None:
             continue
-        point = replace(row.point, schedule="copying") if row.point.schedule == FREE else row.point
+        point = filled(row.point, states) if row.point.schedule == FREE else row.point
         seconds = seconds_per_token(costs, point, shares_of(_depths(evaluated, row.point), stepper.layers))
         name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
         found.append(Predicted(name, seconds, full / seconds))
@@ -93,5 +102,7 @@ def unsound(costs: Costs) -> str:
 
 
 def _depths(evaluated: Traced, point: OperatingPoint) -> Ints:
-    exact = replace(point, schedule=FREE) if point.schedule in ("copying", "translated") else point
+    exact = point
+    if point.schedule in ("copying", "translated"):
+        exact = replace(point, schedule=FREE, translators=None)
     return Ladder(evaluated.of(exact)).replay(exact).depth

@@ -20,7 +20,7 @@ from emad_ref.models.loading import load
 from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY
-from emad_ref.screening.draft_lens import draft_layers, fit_draft_lens, joined
+from emad_ref.screening.draft_lens import draft_layers, fit_draft_lens
 from emad_ref.screening.drafts import (
     DraftColumns,
     choices,
@@ -187,21 +187,6 @@ def test_a_lens_for_drafts_agrees_more_often_than_the_models_own_head():
     (through,) = draft_columns(stepper, held, (1,), fitted.lens.digest, {})
     assert through.agrees.mean() > own.agrees.mean()
     assert simulated(through, math.inf, 2).tokens > 1.2
-
-
-def test_two_lenses_become_one():
-    layers = nano().stepper.layers
-    exits = fit_draft_lens(nano(), spoken(), (1, layers - 1), corpus="other", steps=2, seed=1)
-    one, drafts = joined(exits, drafts_lens(), (1,)), drafts_lens()
-    assert list(one.lens.translators) == [1, layers - 1]
-    assert one.lens.translators[1] is drafts.lens.translators[1]
-    assert one.lens.translators[layers - 1] is exits.lens.translators[layers - 1]
-    assert one.gate.weights == (drafts.gate.weights[0], exits.gate.weights[1])
-    assert one.tuned_nats == {1: drafts.tuned_nats[1], layers - 1: exits.tuned_nats[layers - 1]}
-    with pytest.raises(BadArgument, match=r"drafts\.gate=None"):
-        joined(exits, replace(drafts, gate=None), (1,))
-    with pytest.raises(BadArgument, match=r"layers=\[2\], but expected some of 1"):
-        joined(exits, drafts, (1, 2))
 
 
 def test_candidates_are_shallow():
