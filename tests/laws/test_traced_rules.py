@@ -240,9 +240,8 @@ def test_a_rule_that_was_not_traced_is_refused(named: OperatingPoint) -> None:
 
 def test_copied_states_are_refused_though_the_rule_is_traced(named: OperatingPoint) -> None:
     trace, point = trace_of("gpt_neox"), replace(named, schedule="copying")
-    for ask in (lambda: replay(trace, point), lambda: decode_work(trace, np.full(len(trace), LAYERS), point)):
-        with pytest.raises(BadArgument, match="copied states are decoded, not replayed"):
-            ask()
+    with pytest.raises(BadArgument, match="copied states are decoded, not replayed"):
+        replay(trace, point)
 
 
 def test_a_point_without_a_confidence_is_no_rule_to_trace() -> None:

@@ -144,7 +144,7 @@ def test_repeats_of_a_world_item_share_a_cluster(stepper, monkeypatch) -> None:
 
 def test_windows_of_one_document_are_summed_before_anything_is_resampled(stepper) -> None:
     run = evidence(stepper)
-    run.traces.__dict__["_evaluated"] = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
+    run.traces.__dict__["evaluated"] = [TokenSequence(np.arange(3), document=number) for number in (0, 0, 2, 5, 5, 5)]
     assert run.traces.by_document(np.array([1, 2, 4, 8, 16, 32])).values.tolist() == [3, 4, 56]
     assert run.traces.by_document(np.ones((6, 2))).values.tolist() == [[2.0, 2.0], [1.0, 1.0], [3.0, 3.0]]
 
