@@ -10,6 +10,7 @@ _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, 
 world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML
 enter  # exec'd in the sandbox's child
 __getattr__, __dir__  # lazy names of the package
+custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # among them, for people: docs/python.md
 fit_translators, attach_translators, decoded_columns  # among them, too: docs/lens.md
 tensors_of, translators_from  # for files that hold translators beside other things

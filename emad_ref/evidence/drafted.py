@@ -2,8 +2,9 @@
 
 A model that drafts for itself is our own decoder's matter (``decoding.drafted``): it walks the judge's model, whoever's
 decoder is under test. Whether what it emitted while the clock ran is the model's own at full depth is looked at
-afterwards (``audit.timed``). Other lossless ways, of one row alone, stand beside: transformers' prompt lookup, and
-drafts by the model's own head at the same layer, neither lens nor gate.
+afterwards (``audit.timed``). Other lossless ways, of one row alone, stand beside: transformers' prompt lookup, its
+assisted generation by the smallest bundled model that reads the same ids, where there is one, and drafts by the model's
+own head at the same layer, neither lens nor gate.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Requests, Stopwatch
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
-from emad_ref.screening.race import LOOKUP, SELF, Arm, by_drafting, by_lookup
+from emad_ref.screening.lossless import ASSISTED, LOOKUP, SELF, Arm, assistant_of, by_assistant, by_drafting, by_lookup
 
-WAYS = (LOOKUP, SELF)  # that stand beside
+WAYS = (LOOKUP, ASSISTED, SELF)  # that stand beside
 
 
 class Drafted:
@@ -56,6 +57,8 @@ class Drafted:
         if rows == 1:
             raw = by_drafting(subject.loaded, Drafting(drafting.layer, drafting.longest))
             beside = {LOOKUP: by_lookup(subject.loaded), SELF: raw}
+            if (assistant := assistant_of(subject.loaded)) is not None:
+                beside[ASSISTED] = by_assistant(subject.loaded, assistant)
             arms |= {name: _alone(way, new) for name, way in beside.items()}
         return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
 

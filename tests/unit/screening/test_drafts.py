@@ -30,7 +30,16 @@ from emad_ref.screening.drafts import (
     own_texts,
     simulated,
 )
-from emad_ref.screening.race import DRAFTING, FULL, GENERATE, LOOKUP, SELF, race, usual_arms
+from emad_ref.screening.lossless import (
+    ASSISTED,
+    LOOKUP,
+    SELF,
+    assistant_of,
+    by_assistant,
+    by_drafting,
+    by_generate,
+    by_lookup,
+)
 from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
@@ -195,16 +204,22 @@ def test_candidates_are_shallow():
     assert draft_layers(2) == (1,)
 
 
-def test_the_race_holds_every_arm_on_the_same_prompts():
-    lens = drafts_lens().lens.digest
-    arms = usual_arms(nano(), Drafting(1, 2, lens=lens), Drafting(1, 2))
-    assert list(arms) == [FULL, GENERATE, LOOKUP, SELF, DRAFTING]
-    prompts = [Prompt(window.tokens) for window in spoken()[:5]]
-    raced = race(nano(), arms, prompts, 6, 3, np.random.default_rng(0))
-    assert raced.prompts == prompts[2:]
-    for arm in arms:
-        assert [len(tokens) for tokens in raced.emitted[arm]] == [6] * 3
-        assert raced.seconds(arm) > 0
-        assert raced.differing(arm, FULL) == []
-    with pytest.raises(BadArgument, match="prompts=5, but expected 6"):
-        race(nano(), arms, prompts, 6, 4, np.random.default_rng(0))
+def test_an_assistant_is_a_smaller_model_that_reads_the_same_ids():
+    found = assistant_of(load("emad-tiny"))
+    assert found is not None
+    assert found.name == "emad-nano"
+    assert assistant_of(nano()) is None
+
+
+def test_every_lossless_way_emits_what_full_depth_does():
+    ways = {
+        "generate": by_generate(nano()),
+        LOOKUP: by_lookup(nano()),
+        ASSISTED: by_assistant(nano(), nano()),
+        SELF: by_drafting(nano(), Drafting(1, 2, lens=drafts_lens().lens.digest)),
+    }
+    full = WalkedDecoder(nano().stepper, full_depth(nano().stepper.layers))
+    for prompt in (Prompt(window.tokens) for window in spoken()[:3]):
+        (own,) = full.generate([prompt], 6).emitted
+        for name, way in ways.items():
+            assert way(prompt, 6).tolist() == own.tolist(), name
