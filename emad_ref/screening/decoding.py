@@ -113,7 +113,7 @@ def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | Non
 
 
 def afforded(
-    model: Loaded, text: Text, points: Sequence[OperatingPoint], settings: Settings
+    model: Loaded, text: Text, points: Sequence[OperatingPoint], seconds: float
 ) -> tuple[list[OperatingPoint], int]:
     """(points, windows of ``text``) that can be decoded in time: fewer thresholds before fewer documents than decide.
 
@@ -121,7 +121,7 @@ def afforded(
     """
     timed = text.first(TIMED)
     windows = len(text.windows)
-    longest = TIMED * affordable(lambda: decoded(model, timed, points[-1:]), settings.seconds("decoding"), LARGEST)
+    longest = TIMED * affordable(lambda: decoded(model, timed, points[-1:]), seconds, LARGEST)
     for stride in (1, 2, 3):
         kept = list(points[::stride])
         fits = longest // (len(kept) + BESIDE)

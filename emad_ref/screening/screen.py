@@ -29,7 +29,7 @@ from emad_ref.screening.fitting import fit_readout
 from emad_ref.screening.reached import Chooser, Judge, Reached, reached, replayed_columns
 from emad_ref.screening.recommending import recommended
 from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
-from emad_ref.screening.settings import LOSSES, Settings
+from emad_ref.screening.settings import LOSSES, SHARES, Settings
 from emad_ref.screening.slack import Slack, slack
 from emad_ref.screening.tabled import screened_json
 from emad_ref.screening.texts import Texts, read_texts, too_few
@@ -66,6 +66,12 @@ class _Run:
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def left(self, settings: Settings, phase: str) -> float:
+        """Seconds for ``phase``: its share, and what those before it have left over."""
+        spent = sum(self.seconds.values())
+        earlier = sum(settings.seconds(each) for each in PHASES[: PHASES.index(phase)] if each in SHARES)
+        return settings.seconds(phase) + max(0.0, earlier - spent)
 
     def __call__(self, phase: str, work: Callable[[str | None], T]) -> T:
         name = f"{1 + PHASES.index(phase)}/{len(PHASES)} {phase}" if self.progress else None
@@ -124,7 +130,8 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     chooser = Chooser(chosen_on, evaluated.text.count, geometry)
     rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
     states, proven, judged = run(
-        "decoding", lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name)
+        "decoding",
+        lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, run.left(settings, "decoding"), name),
     )
     costs = run("costs", lambda name: timed(model, fitted, states, evaluated, rows, judged, settings, name))
     drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
@@ -156,6 +163,7 @@ def _decoded(
     chooser: Chooser,
     evaluated: Traced,
     settings: Settings,
+    seconds: float,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certified | None, list[Reached]]:
     """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
@@ -171,7 +179,7 @@ def _decoded(
     points = grid(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
-    points, windows = afforded(model, texts.certify, points, settings)
+    points, windows = afforded(model, texts.certify, points, seconds)
     proven = certified(
         model, texts.certify.first(windows), best.family, points, settings, evaluated.text.count, progress
     )
