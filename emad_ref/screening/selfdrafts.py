@@ -8,7 +8,8 @@ vocabulary is what the model says most after text to fit on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -37,7 +38,7 @@ PROMPT, NEW = 16, 112  # tokens
 ROWS = 32
 MOST, LESSONS = 96, 416  # windows to choose or to show on, and to fit on: about 50,000 tokens
 WRITING, FITTING = 0.3, 0.55  # of the seconds of the phase
-TRIED = 3  # steps, to see what one takes
+TRIED = 6  # steps, to see what one takes
 WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
 
 
@@ -127,5 +128,12 @@ def _lens(
 ) -> FittedLens:
     """Of ``layers``, in as many steps as fit; the rate falls along all of them."""
     fit = partial(fit_draft_lens, model, lessons, layers, corpus=settings.corpus, rank=rank, seed=settings.seed)
-    seconds = FITTING * settings.seconds("drafts")
-    return fit(steps=TRIED * affordable(lambda: fit(steps=TRIED), seconds, STEPS // TRIED))
+    once, more = (_timed(partial(fit, steps=steps)) for steps in (1, 1 + TRIED))  # a gate and divergences cost as much
+    fits = (FITTING * settings.seconds("drafts") - once) * TRIED / max(more - once, 1e-3)
+    return fit(steps=int(min(max(fits, TRIED), STEPS)))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
