@@ -34,9 +34,10 @@ from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.texts import Text, Texts
 from emad_ref.screening.timing import full_seconds, unsound
 
-PROMPT, NEW = 16, 112  # tokens
+PROMPTS = (16, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
+NEW = 112  # tokens
 ROWS = 32
-MOST, LESSONS = 96, 416  # windows to choose or to show on, and to fit on: about 50,000 tokens
+MOST, LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
 WRITING, FITTING = 0.3, 0.55  # of the seconds of the phase
 TRIED = 6  # steps, to see what one takes
 WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
@@ -105,17 +106,23 @@ def _none(why: str) -> SelfDrafting:
 
 
 def _own_texts(model: Loaded, texts: Texts, settings: Settings) -> list[list[TokenSequence]]:
-    """Continuations to fit on, to choose on and to show, as many as can be written in time.
+    """Continuations to fit on, to choose on and to show, as many as can be written in time, after every prompt length.
 
     Raises:
         BadArgument: no window is long enough.
     """
-    new = min(NEW, model.stepper.max_positions - PROMPT)
+    room = model.stepper.max_positions
     wanted = {texts.calibrate: LESSONS, texts.choose: MOST, texts.evaluate: MOST}
-    long = {text: [window for window in text.windows if len(window.tokens) >= PROMPT] for text in wanted}
 
     def written(text: Text, count: int) -> list[TokenSequence]:
-        return own_texts(model.stepper, long[text][:count], PROMPT, new, rows=ROWS)
+        found = []
+        for prompt in PROMPTS:
+            long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
+            if long and prompt < room:
+                found += own_texts(model.stepper, long, prompt, min(NEW, room - prompt), rows=ROWS)
+        if not found:
+            raise BadArgument("windows", 0, f"some of at least {min(PROMPTS)} tokens", "give longer documents")
+        return found
 
     batches = sum(wanted.values()) // ROWS
     seconds = WRITING * settings.seconds("drafts")
