@@ -18,7 +18,7 @@ from emad_ref.evidence.traces import Traces
 from emad_ref.screening.families import LENS, OWN
 from emad_ref.screening.reached import replayed_columns
 from emad_ref.sweep.criteria import gate_at
-from emad_ref.sweep.parts import Readout, Set, exchanges
+from emad_ref.sweep.parts import EMAD, Readout, Set, exchanges
 from emad_ref.verdict.spending import Spent
 
 
@@ -49,7 +49,8 @@ class Exchanged:
             if each.back:  # told as a gain, as all others are
                 yield Exchange(f"{each.part}, all others exchanged", after, before)
             else:
-                yield Exchange(f"{each.part} alone", before, after)
+                among = "alone" if each.before.way == EMAD else "in place of the best combination's"
+                yield Exchange(f"{each.part} {among}", before, after)
 
     @property
     def _own(self) -> Readout:
