@@ -77,6 +77,7 @@ def test_the_interval_of_an_arm_against_itself_covers_one(name):
     assert inside / RUNS >= LEAST
 
 
+@pytest.mark.slow  # half a minute of simulated verdicts: `tox -e rates`
 @pytest.mark.parametrize("name", MACHINES)
 def test_no_run_of_arms_that_do_the_same_lets_a_speed_up_survive(name):
     for run in range(JUDGED):
