@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from threading import Lock
 
 import torch
 
@@ -57,7 +58,18 @@ class Whence:
         return again
 
 
-@lru_cache(maxsize=1)
+_ONE_AT_A_TIME = Lock()
+
+
 def at_hand(whence: Whence) -> Loaded:
-    """The model, loaded when first asked for and kept until another one is: what a worker reads unit after unit by."""
+    """The model, loaded when first asked for and kept until another one is: what a worker reads unit after unit by.
+
+    By one thread at a time: transformers patches its classes while it loads, and two loads at once leave them patched.
+    """
+    with _ONE_AT_A_TIME:
+        return _kept(whence)
+
+
+@lru_cache(maxsize=1)
+def _kept(whence: Whence) -> Loaded:
     return whence.load()

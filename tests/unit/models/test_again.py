@@ -1,0 +1,33 @@
+"""A model loaded again: once, by one thread at a time."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from threading import Lock
+
+import pytest
+
+from emad_ref.models.again import Whence, at_hand
+
+SOMEWHERE = Whence("somewhere", "cpu", "float32", None, 0, "f00d", "fast")
+
+
+def test_threads_of_a_worker_load_one_after_another_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two loads at once leave transformers' classes as patched for loading: tied weights are then missing for good."""
+    alone, loads = Lock(), []
+
+    def load(self: Whence) -> object:
+        assert alone.acquire(blocking=False), "another load is under way"
+        time.sleep(0.05)
+        alone.release()
+        loads.append(self.name)
+        return object()
+
+    monkeypatch.setattr(Whence, "load", load)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(at_hand, [SOMEWHERE] * 4))
+        others = list(pool.map(at_hand, [replace(SOMEWHERE, name="elsewhere")] * 2))
+    assert len(set(map(id, found))) == len(set(map(id, others))) == 1
+    assert loads == ["somewhere", "elsewhere"]
