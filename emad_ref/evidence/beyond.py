@@ -229,7 +229,7 @@ class Beyond:
     @staticmethod
     def within(curve: Curve, loss: float) -> int:
         """The place of that setting; 0, full depth, where no other stays within."""
-        return int(np.argmin(np.where(rise_of(curve) <= loss, curve.columns.depth.sum(axis=0), np.inf)))
+        return int(np.argmin(np.where(curve.rises <= loss, curve.columns.depth.sum(axis=0), np.inf)))
 
     @property
     def slack(self) -> float:
@@ -238,7 +238,7 @@ class Beyond:
 
     @staticmethod
     def _saved(curve: Curve) -> float:
-        flops = np.where(rise_of(curve) <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
+        flops = np.where(curve.rises <= JUDGED, curve.columns.flops.sum(axis=0), np.inf)
         return float(1 - flops.min() / flops[0])
 
     @property
@@ -258,10 +258,3 @@ class Beyond:
 
     def _by(self, values: Floats) -> ByDocument:
         return self._traces.by_document(values)
-
-
-def rise_of(curve: Curve) -> Floats:
-    """[points] relative rise of perplexity of each setting over full depth, the first."""
-    nats = curve.columns.nll_nats
-    rise: Floats = np.expm1((nats - nats[:, :1]).sum(axis=0) / curve.tokens.sum())
-    return rise

@@ -25,7 +25,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.states import StateTranslators, attach_translators
 from emad_ref.record import Floats
 from emad_ref.screening.bounded import EXCESS, excess
-from emad_ref.screening.choosing import Losses, loosest
+from emad_ref.screening.choosing import Losses
 from emad_ref.screening.families import Family
 from emad_ref.screening.fitting import unseen
 from emad_ref.screening.guarantee import Guarantee, guaranteed, require_order
@@ -36,7 +36,6 @@ from emad_ref.screening.texts import ENOUGH, FEWEST, Text
 from emad_ref.screening.watching import read_signs
 from emad_ref.sweep import losses
 from emad_ref.sweep.decoded import decoded_columns
-from emad_ref.sweep.grids import Dial
 from emad_ref.sweep.losses import Columns
 from emad_ref.verdict.units import ByDocument
 
@@ -96,7 +95,7 @@ def grid(
     K and V above an exit are those of its state, translated by ``states``; None: as it is.
     """
     dial = next(each for each in family.dials if each.point(each.most).probes == best.probes)
-    points = [_loosest(dial, share * rise, chooser) for share in STRICTNESS]
+    points = [chooser.loosest(dial, share * rise) for share in STRICTNESS]
     found = {point.name: filled(point, states) for point in points if point is not None}
     return list(found.values())  # two settings of one name are one to whoever reads it
 
@@ -106,10 +105,6 @@ def filled(point: OperatingPoint, states: StateTranslators | None) -> OperatingP
     if states is None:
         return replace(point, schedule="copying")
     return replace(point, schedule="translated", translators=states.digest)
-
-
-def _loosest(dial: Dial, level: float, chooser: Chooser) -> OperatingPoint | None:
-    return loosest(dial, level, chooser.bound)
 
 
 def afforded(

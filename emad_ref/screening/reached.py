@@ -10,14 +10,14 @@ import numpy as np
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
-from emad_ref.replay import Ladder, Replay, decode_flops, sums
+from emad_ref.replay import Replay, decode_flops, sums
 from emad_ref.screening.choosing import Losses, loosest
 from emad_ref.screening.families import Family
 from emad_ref.screening.texts import Text
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import filled_flops
 from emad_ref.sweep.grids import Dial
-from emad_ref.sweep.losses import Columns
+from emad_ref.sweep.losses import Columns, columns_of
 from emad_ref.verdict.bootstrap import RESAMPLES, document_draws
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.rates import mean_rate, perplexity_rise
@@ -52,35 +52,28 @@ class Chooser:
     def __init__(self, validate: Traced, judged: int, geometry: Geometry):
         self._traced, self._geometry = validate, geometry
         self.losses = Losses.of(validate.own, validate.text.documents, judged)
-        self._ladders: dict[object, Ladder] = {}
 
     def bound(self, point: OperatingPoint) -> float:
         """The least level that ``point`` will be confirmed at."""
-        return self.losses.bound(sums(self._traced.own, self._replayed(point).nll_nats))
+        return self.losses.bound(sums(self._traced.own, self._traced.replay(point).nll_nats))
 
     def saved(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
-        trace = self._traced.of(point)
-        spent = charged(self._traced, self._replayed(point), self._geometry).sum()
-        full = Ladder(trace).replay(full_depth(trace.layers))
-        return float(1 - spent / decode_flops(trace, full, self._geometry).sum())
+        full, mine = (self._traced.replay(each) for each in (full_depth(point.layers), point))
+        spent, whole = (charged(self._traced, each, self._geometry).sum() for each in (mine, full))
+        return float(1 - spent / whole)
 
     def best(self, family: Family, level: float) -> OperatingPoint | None:
         """Of all sets of probes, or of all points, the one that saves most within ``level``; None: none does."""
-        within = [point for dial in family.dials if (point := self._loosest(dial, level)) is not None]
+        within = [point for dial in family.dials if (point := self.loosest(dial, level)) is not None]
         within += [point for point in family.points if self.bound(point) <= level]
         saving = [(self.saved(point), point) for point in within]
         best = max(saving, key=lambda each: each[0], default=(0.0, None))
         return best[1] if best[0] > 0 else None
 
-    def _loosest(self, dial: Dial, level: float) -> OperatingPoint | None:
+    def loosest(self, dial: Dial, level: float) -> OperatingPoint | None:
+        """The point of ``dial`` that leaves most within ``level``; None: none does."""
         return loosest(dial, level, self.bound)
-
-    def _replayed(self, point: OperatingPoint) -> Replay:
-        key = point.lens, point.estimator
-        if key not in self._ladders:
-            self._ladders[key] = Ladder(self._traced.of(point))
-        return self._ladders[key].replay(point)
 
 
 def charged(traced: Traced, replayed: Replay, geometry: Geometry) -> Floats:
@@ -92,19 +85,8 @@ def charged(traced: Traced, replayed: Replay, geometry: Geometry) -> Floats:
 
 def replayed_columns(traced: Traced, points: Sequence[OperatingPoint], geometry: Geometry) -> Columns:
     """A column per point, full depth before them; charged as ``charged`` does."""
-    every = [full_depth(traced.own.layers), *points]
-    replays = [Ladder(traced.of(point)).replay(point) for point in every]
-    own = traced.own
-    columns = [
-        (
-            sums(own, replay.nll_nats),
-            sums(own, replay.top1 != own.target),
-            charged(traced, replay, geometry),
-            sums(own, replay.depth),
-        )
-        for replay in replays
-    ]
-    return Columns(*(np.stack(each, axis=1) for each in zip(*columns, strict=True)))
+    replays = (traced.replay(point) for point in (full_depth(traced.own.layers), *points))
+    return columns_of(traced.own, replays, lambda replayed: charged(traced, replayed, geometry))
 
 
 class Judge:

@@ -45,11 +45,8 @@ def slack(traced: Traced, geometry: Geometry, levels: Sequence[float]) -> list[S
 
 def most(curve: Curve, level: float) -> tuple[float, float]:
     """(blocks, net) saved by the point of ``curve`` that saves most blocks with a rise of at most ``level``."""
-    nats, flops, depth = (
-        column.sum(axis=0) for column in (curve.columns.nll_nats, curve.columns.flops, curve.columns.depth)
-    )
-    rise = np.expm1((nats - nats[0]) / curve.tokens.sum())
-    blocks = np.where(rise <= level, 1 - depth / depth[0], 0.0)
+    flops, depth = (column.sum(axis=0) for column in (curve.columns.flops, curve.columns.depth))
+    blocks = np.where(curve.rises <= level, 1 - depth / depth[0], 0.0)
     best = int(np.argmax(blocks))  # the first is full depth, which saves nothing
     return float(blocks[best]), float(1 - flops[best] / flops[0])
 

@@ -18,7 +18,6 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import lens_named
 from emad_ref.record import Ints
-from emad_ref.replay import Ladder
 from emad_ref.screening.costing import measure_costs
 from emad_ref.screening.decoding import filled
 from emad_ref.screening.families import LENS
@@ -105,4 +104,4 @@ def _depths(evaluated: Traced, point: OperatingPoint) -> Ints:
     exact = point
     if point.schedule in ("copying", "translated"):
         exact = replace(point, schedule=FREE, translators=None)
-    return Ladder(evaluated.of(exact)).replay(exact).depth
+    return evaluated.replay(exact).depth

@@ -6,12 +6,13 @@ fewer layers reads the same numbers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint
+from emad_ref.replay import Ladder, Replay
 from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.texts import FEWEST, Text
 
@@ -26,6 +27,14 @@ class Traced:
     text: Text
     own: Trace
     tuned: Trace
+    _ladders: dict[object, Ladder] = field(default_factory=dict)
+
+    def replay(self, point: OperatingPoint) -> Replay:
+        """``point`` on its trace, which is laid out once for all points that read alike."""
+        key = point.lens, point.estimator
+        if key not in self._ladders:
+            self._ladders[key] = Ladder(self.of(point))
+        return self._ladders[key].replay(point)
 
     def of(self, point: OperatingPoint) -> Trace:
         """The trace that ``point`` is replayed on, which then knows its gate."""

@@ -32,7 +32,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator, OperatingPoint, ScheduleName, full_depth
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import Ladder, Replay, decode_flops, replay, replay_all, sums
-from emad_ref.sweep.losses import Columns
+from emad_ref.sweep.losses import Columns, columns_of, rises
 
 LEVELS = (0.001, 0.01, 0.05)  # rises of perplexity at which savings are told
 JUDGED = 0.01  # of them the one at which a model has slack or has none
@@ -57,6 +57,11 @@ class Curve:
     settings: Floats
     columns: Columns
     tokens: Floats
+
+    @property
+    def rises(self) -> Floats:
+        """[points] relative rise of perplexity over full depth."""
+        return rises(self.columns, self.tokens)
 
 
 def ceiling(
@@ -164,16 +169,7 @@ def filled_columns(trace: Trace, geometry: Geometry, replays: Iterable[Replay]) 
 
     Losses are those of exact K and V: a bound on what copied or translated ones lose.
     """
-    each = [
-        (
-            sums(trace, replayed.nll_nats),
-            sums(trace, replayed.top1 != trace.target),
-            filled_flops(trace, replayed, geometry),
-            sums(trace, replayed.depth),
-        )
-        for replayed in replays
-    ]
-    return Columns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+    return columns_of(trace, replays, lambda replayed: filled_flops(trace, replayed, geometry))
 
 
 def filled_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:

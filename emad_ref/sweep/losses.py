@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -98,18 +98,34 @@ def columns(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint]) 
     Raises:
         BadArgument: no point.
     """
+    return columns_of(trace, replay_all(trace, points), lambda replayed: decode_flops(trace, replayed, geometry))
+
+
+def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay], Floats]) -> Columns:
+    """A column per replay, in order; ``spent``: its FLOPs [sequences].
+
+    Raises:
+        BadArgument: no replay.
+    """
     each = [
         (
             sums(trace, replayed.nll_nats),
             sums(trace, replayed.top1 != trace.target),
-            decode_flops(trace, replayed, geometry),
+            spent(replayed),
             sums(trace, replayed.depth),
         )
-        for replayed in replay_all(trace, points)
+        for replayed in replays
     ]
     if not each:
         raise BadArgument("points", [], "at least one point")
     return Columns(*(np.stack(column, axis=1) for column in zip(*each, strict=True)))
+
+
+def rises(found: Columns, tokens: Floats) -> Floats:
+    """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
+    nats = found.nll_nats
+    rise: Floats = np.expm1((nats - nats[:, :1]).sum(axis=0) / tokens.sum())
+    return rise
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:

@@ -30,7 +30,7 @@ from emad_ref.record import Floats
 from emad_ref.replay import replay_all
 from emad_ref.sweep.ceilings import FINEST, FREE, JUDGED, filled_columns, knowing, known_below, spread
 from emad_ref.sweep.criteria import GATE, criteria
-from emad_ref.sweep.losses import Columns, columns
+from emad_ref.sweep.losses import Columns, columns, rises
 
 Split = Literal["chosen", "judged"]
 Criterion = Literal["profile", "gate", "oracle"]
@@ -181,7 +181,7 @@ def _chosen(way: Way, readout: Readout, geometry: Geometry, level: float, count:
     assert decoded is not None, "copied K and V are asked for with their decoder alone"
     stricter = [at - (2**tried - 1) for tried in range(TRIES)]
     for point in (every[number] for number in stricter if number >= 1):
-        if _rise(_pair(chosen, decoded("chosen", [point]), 0), tokens)[1] <= level:
+        if rises(_pair(chosen, decoded("chosen", [point]), 0), tokens)[1] <= level:
             return Set(way, point, _pair(judged, decoded("judged", [point]), 0))
     return Set(way, every[0], _pair(judged, judged, 0))
 
@@ -225,14 +225,8 @@ def _margins(trace: Trace, profile: Profile, count: int) -> Floats:
 
 def _most(columns: Columns, tokens: Floats, level: float) -> int:
     """The point that saves most net of those within ``level``; 0, full depth, where none saves anything."""
-    spent = np.where(_rise(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
+    spent = np.where(rises(columns, tokens) <= level, columns.flops.sum(axis=0), np.inf)
     return int(np.argmin(spent))
-
-
-def _rise(columns: Columns, tokens: Floats) -> Floats:
-    """[points] of perplexity over the first's."""
-    rise: Floats = np.expm1((columns.nll_nats - columns.nll_nats[:, :1]).sum(axis=0) / tokens.sum())
-    return rise
 
 
 def _pair(first: Columns, second: Columns, at: int) -> Columns:
