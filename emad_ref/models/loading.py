@@ -51,6 +51,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.layout import lay_out
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
 from emad_ref.text.hub import reachable
@@ -187,6 +188,7 @@ def load(
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     require_finite(name, model)
+    lay_out(model)
     return Loaded(
         name=name,
         model=model,
