@@ -173,9 +173,14 @@ class Continuation:
         self.verdicts: list[tuple[_Draft, int]] = []  # of all rounds
 
     @property
+    def room(self) -> int:
+        """Tokens that it may still be given beside the verifier's own."""
+        return self.options.max_new - (len(self.tokens) - self.prompt) - 1
+
+    @property
     def width(self) -> int:
         """Drafts of use to this row: the verifier adds a token of its own."""
-        return min(self.options.k, self.options.max_new - (len(self.tokens) - self.prompt) - 1)
+        return min(self.options.k, self.room)
 
     def take(self, token: int) -> None:
         self.tokens.append(token)
@@ -197,6 +202,12 @@ class Continuation:
             q = among(q, vocabulary, len(logits))
         at = len(self.tokens) + len(self.drafts)
         self.drafts.append((_Draft(at, drawn(q, self.rng), float(entropy_bits(read))), q))
+
+    def copy(self, token: int, vocabulary: int) -> None:
+        """Draft ``token`` for certain, of so many ids: its entropy is 0."""
+        q = np.zeros(vocabulary)
+        q[token] = 1.0
+        self.drafts.append((_Draft(len(self.tokens) + len(self.drafts), token, 0.0), q))
 
     def verify(self, logits: Floats) -> None:
         """Accept a prefix of the drafts and emit one token more, from the verifier's logits [> drafts, V]."""

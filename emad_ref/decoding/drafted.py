@@ -1,12 +1,14 @@
 """The timed path of a model that drafts for itself: ``drafting`` at temperature 0, over the stepper, on the device.
 
-    draft    embed → layers 1 … e → gate, lens and pruned head of the last token       one token a row
+    copy     where the text repeats itself: embed → layers 1 … e                       all copied tokens at once
+    draft    elsewhere: embed → layers 1 … e → gate, lens and pruned head              one token a row
     verify   layers e + 1 … L over the states of the run, one pass, and the model's head on all of them
     keep     the prefix of drafts that the model would have emitted, and its own next token; the rest is rolled back
 
 What it emits is what ``WalkedDecoder`` emits at full depth: up to ties of two logits by rounding, which a chunk leaves
 otherwise than single steps. Rows draft as long as each would alone and share forwards: one that has stopped is fed its
-last token again until the others have, and the surplus is rolled back. What is executed is counted and recorded as in
+last token again until the others have, and the surplus is rolled back; where some copy and others draft, all go token
+by token. What is executed is counted and recorded as in
 ``drafting``, but for the draft's head, which is pruned here: of kind ``subset``.
 """
 
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.decoding.adaptive import Arrival
+from emad_ref.decoding.copying import Copies
 from emad_ref.decoding.drafting import Drafting, drafting_point
 from emad_ref.decoding.walked import WalkedDecoder, WalkedSession
 from emad_ref.models.stepper import Stepper
@@ -71,8 +74,11 @@ class DraftingDecoder(WalkedDecoder):
         )
 
     def _round(self, rows: Sequence[_Row], session: WalkedSession, log: _Log) -> None:
-        starts, widths = [row.held for row in rows], [min(self.drafting.longest, row.left - 1) for row in rows]
-        states, fed, drafts, gates = self._run_of_drafts(rows, session, starts, widths)
+        starts, drafting = [row.held for row in rows], self.drafting
+        copies = [row.copies(drafting.copied) for row in rows]
+        widths = [0 if copied else row.room(drafting.longest) for row, copied in zip(rows, copies, strict=True)]
+        run = self._drafts if any(widths) else self._copied
+        states, fed, drafts, gates = run(rows, session, starts, widths, copies)
         chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
         verified = self._verified(session, chunk, starts)
         for i, (row, tokens, width, own) in enumerate(zip(rows, fed, drafts, verified, strict=True)):
@@ -84,34 +90,65 @@ class DraftingDecoder(WalkedDecoder):
         if any(row.held < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
             session.store.cache.truncate(np.array([row.held for row in rows]))
 
-    def _run_of_drafts(
-        self, rows: Sequence[_Row], session: WalkedSession, starts: Sequence[int], widths: Sequence[int]
-    ) -> tuple[list[Tensor], list[list[int]], list[int], list[list[float]]]:
-        """(states [rows, 1, D] after layer e of each feed, tokens fed [rows][feeds], drafts of each row, gates read
-        [feeds][rows])."""
-        store, stepper, layer = session.store, self.stepper, self.drafting.layer
-        position, going, drafts = np.array(starts)[:, None], [width > 0 for width in widths], [0] * len(rows)
-        token = torch.tensor([[row.last] for row in rows], device=stepper.device)
+    def _copied(
+        self,
+        rows: Sequence[_Row],
+        session: WalkedSession,
+        starts: Sequence[int],
+        widths: Sequence[int],
+        copies: Sequence[list[int]],
+    ) -> _Run:
+        """Nothing is read after layer e: what is copied goes there in one chunk, shorter rows with their last token."""
+        most = max(map(len, copies))
+        fed = [_filled([row.last, *copied], most + 1) for row, copied in zip(rows, copies, strict=True)]
+        tokens = torch.tensor(fed, device=self.stepper.device)
+        states = self._shallow(session, tokens, np.array(starts)[:, None] + np.arange(most + 1))
+        return _Run([states], fed, [len(copied) for copied in copies], [])
+
+    def _drafts(
+        self,
+        rows: Sequence[_Row],
+        session: WalkedSession,
+        starts: Sequence[int],
+        widths: Sequence[int],
+        copies: Sequence[list[int]],
+    ) -> _Run:
+        """Token by token: of rows of some width what is read after layer e, of others the next of their copies."""
+        device, layer, work = self.stepper.device, self.drafting.layer, session.store.work
+        position, going = np.array(starts)[:, None], [width > 0 for width in widths]
+        drafts, most = [len(copied) for copied in copies], max(map(len, copies))
+        token = torch.tensor([[row.last] for row in rows], device=device)
         fed, states, gates = [token], [], []
         while True:
-            frame = stepper.frame(position, store.cache)
-            hidden = stepper.run(stepper.embed(token, frame), 0, layer, frame, store.cache)
-            count_blocks(store.work, 0, layer, len(rows), 1, frame.keys)
-            states.append(hidden)
+            states.append(self._shallow(session, token, position))
+            hidden = states[-1][:, -1]
             if self.drafting.gated and any(going):
-                gates.append(self._reader.expected(hidden[:, -1], store.work).tolist())
+                gates.append(self._reader.expected(hidden, work).tolist())
                 if not all(map(math.isfinite, gates[-1])):
                     require_finite(torch.tensor(gates[-1]), f"after layer {layer}")
                 going = [on and gate <= self.drafting.threshold for on, gate in zip(going, gates[-1], strict=True)]
-            if not any(going):
-                break
-            best = self._reader.tokens(hidden[:, -1], store.work)[:, None]
-            token = best if all(going) else torch.where(torch.tensor(going, device=best.device)[:, None], best, token)
+            at = len(states) - 1
+            if not any(going) and at >= most:
+                return _Run(states, torch.cat(fed, dim=1).tolist(), drafts, gates)
+            if any(going):
+                best = self._reader.tokens(hidden, work)[:, None]
+                token = best if all(going) else torch.where(torch.tensor(going, device=device)[:, None], best, token)
+            copied = [row for row, known in enumerate(copies) if at < len(known)]
+            if copied:
+                token = token.clone()
+                token[copied, 0] = torch.tensor([copies[row][at] for row in copied], device=device)
             fed.append(token)
             drafts = [count + on for count, on in zip(drafts, going, strict=True)]
             going = [on and count < width for on, count, width in zip(going, drafts, widths, strict=True)]
             position = position + 1
-        return states, torch.cat(fed, dim=1).tolist(), drafts, gates
+
+    def _shallow(self, session: WalkedSession, tokens: Tensor, position: Ints) -> Tensor:
+        """States [rows, n, D] of ``tokens`` [rows, n] after layer e."""
+        store, layer = session.store, self.drafting.layer
+        frame = self.stepper.frame(position, store.cache)
+        hidden = self.stepper.run(self.stepper.embed(tokens, frame), 0, layer, frame, store.cache)
+        count_blocks(store.work, 0, layer, *tokens.shape, frame.keys)
+        return hidden
 
     def _verified(self, session: WalkedSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
         """The model's own next token after each token of ``chunk`` [rows, n, D], states after layer e."""
@@ -128,38 +165,55 @@ class DraftingDecoder(WalkedDecoder):
 
 @dataclass
 class _Row:
-    """One sequence under way: ``held`` tokens of it are in the cache, ``last`` is emitted and not yet fed."""
+    """One sequence under way: ``tokens`` is the prompt and all emitted; the last has not been fed yet."""
 
     number: int
-    held: int
+    tokens: list[int]
+    prompt: int
     left: int
     stop: frozenset[int]
-    emitted: list[int] = field(default_factory=list)
     reason: StopReason = "length"
+    seen: Copies = field(default_factory=Copies)
+
+    @property
+    def emitted(self) -> list[int]:
+        return self.tokens[self.prompt :]
 
     @property
     def last(self) -> int:
-        return self.emitted[-1]
+        return self.tokens[-1]
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache, once the first is emitted."""
+        return len(self.tokens) - 1
 
     @property
     def going(self) -> bool:
         return self.left > 0 and self.reason == "length"
 
+    def room(self, drafts: int) -> int:
+        """Drafts of use to this row, of so many: the verification adds a token of its own."""
+        return min(drafts, self.left - 1)
+
+    def copies(self, most: int) -> list[int]:
+        """What may be copied, up to ``most`` tokens."""
+        return self.seen.of(self.tokens, self.room(most)) if most else []
+
     def take(self, tokens: Sequence[int]) -> None:
-        """Emit ``tokens``, up to the first that ends the row; all but the last emitted one are held."""
-        before = len(self.emitted)
+        """Emit ``tokens``, up to the first that ends the row."""
         for token in tokens:
-            self.emitted.append(token)
+            self.tokens.append(token)
             self.left -= 1
             if token in self.stop:
                 self.reason = "stop token"
                 break
-        # of the prompt all is held when the first token is emitted: it is fed next
-        self.held += len(self.emitted) - before - (before == 0)
 
 
 def _rows_of(prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> list[_Row]:
-    return [_Row(number, len(prompt.tokens), max_new, stop) for number, prompt in enumerate(prompts)]
+    return [
+        _Row(number, prompt.tokens.tolist(), len(prompt.tokens), max_new, stop) for number, prompt in enumerate(prompts)
+    ]
 
 
 def _going(rows: Sequence[_Row], session: WalkedSession) -> list[_Row]:
@@ -168,6 +222,21 @@ def _going(rows: Sequence[_Row], session: WalkedSession) -> list[_Row]:
     if finished and len(finished) < len(rows):
         session.drop(np.array(finished))
     return [row for row in rows if row.going]
+
+
+def _filled(tokens: list[int], length: int) -> list[int]:
+    """With the last one again up to ``length``, to be rolled back."""
+    return tokens + tokens[-1:] * (length - len(tokens))
+
+
+class _Run(NamedTuple):
+    """What was fed to layer e: ``states`` [rows, n, D] of each feed, the tokens ``fed`` [rows][all], ``drafts`` of each
+    row, ``gates`` read [feeds][rows]."""
+
+    states: list[Tensor]
+    fed: list[list[int]]
+    drafts: list[int]
+    gates: list[list[float]]
 
 
 class _Stretch(NamedTuple):

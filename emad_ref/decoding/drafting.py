@@ -1,15 +1,16 @@
 """A model that drafts for itself: it leaves early, and goes on with the same tokens to verify them.
 
+    copy     where the text's last three tokens stood before, d_1 … d_k are what followed there (``copying``); else
     feed     (last token, d_1 … d_k), one by one, to layer e
     gate     g_i = w·norm(h_e) + c, the expected √KL between what is read there and what the model says at its end
     draft    d_{i+1} from softmax(head_S(norm(T_e(h_e))))  while g_i ≤ τ and i < ``longest``
     verify   those k + 1 tokens run on in one pass, layers e + 1 … ceiling, over their states and K/V after layer e
     accept, emit (rule: ``acceptance``); take back what does not stand
 
-Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S. One session, one cache: K and V below e, and the
-states there, are written by the draft and reused by the verification, so no token runs a layer twice. The point
-(``drafting_point``) is one of schedule ``free_deferred``, under which a token that stopped early keeps its state
-(``schedule.free``) and ``Session.deepen`` takes it up.
+Symbols: ``layer`` is e, ``threshold`` τ, ``lens`` T, ``vocabulary`` S; up to ``copied`` tokens are copied a round. One
+session, one cache: K and V below e, and the states there, are written by the draft and reused by the verification, so
+no token runs a layer twice. The point (``drafting_point``) is one of schedule ``free_deferred``, under which a token
+that stopped early keeps its state (``schedule.free``) and ``Session.deepen`` takes it up.
 
 What is promised: the model's own output at the point's ceiling, whatever ``Drafting`` says; it changes the cost only. A
 token that S lacks has no probability under the draft, and the rule of acceptance is exact for such a draft as for any
@@ -20,7 +21,8 @@ where all others do. What a layer ran is therefore
     ℓ ≤ e   draft rows and the opening's        ℓ > e   verify rows and the opening's
 
 and heads: one per verify row, one per draft row but the last of each round, whose proposal nobody would ask for; with a
-gate that one's, too, where it is the gate that ends the round. The protocol knows no pruned heads: a decoder reads all
+gate that one's, too, where it is the gate that ends the round. Copies ask neither gate nor head: where no row drafts
+otherwise, they are fed in one chunk. The protocol knows no pruned heads: a decoder reads all
 of a draft's logits, and those outside S are left aside. Rows share feeds: one that has stopped drafting is fed along.
 
 Any decoder whose capabilities say ``deepens`` will do; ``draft`` knows no model and no clock.
@@ -45,6 +47,7 @@ from emad_ref.decoding.acceptance import (
     standing,
     unending,
 )
+from emad_ref.decoding.copying import Copies
 from emad_ref.decoding.pair import Log, Partner, Seat, require_prompts
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator, OperatingPoint, full_depth
@@ -59,12 +62,13 @@ class Drafting:
     """How a model drafts for itself.
 
     ``layer``       e, 1…L − 1: drafted tokens run so far before they are verified.
-    ``longest``     drafts a round at most, ≥ 1.
+    ``longest``     drafts a round at most that are read after ``layer``, ≥ 0.
     ``threshold``   √nats: drafting goes on while the gate's expected √KL is ≤ it; inf: always, and no gate is asked.
     ``lens``        digest of the attached lens that drafts are read through; None: the model's own head.
     ``gate``        a linear estimator of the signal ``divergence`` with one probe, ``layer``; None where it is not
                     asked.
     ``vocabulary``  int64 [k] ascending ids whose rows of the head a draft reads; None: all of them.
+    ``copied``      tokens that a round copies at most in place of drafts, where the text repeats itself; 0: none.
 
     Raises:
         BadArgument: values outside these ranges, a threshold without a gate, another kind of gate.
@@ -76,11 +80,14 @@ class Drafting:
     lens: str | None = None
     gate: Estimator | None = None
     vocabulary: Ints | None = None
+    copied: int = 0
 
     def __post_init__(self) -> None:
         if self.layer < 1:
             raise BadArgument("drafting.layer", self.layer, "a layer ≥ 1, below the last")
-        if self.longest < 1:
+        if self.copied < 0:
+            raise BadArgument("drafting.copied", self.copied, "0 or more tokens a round", "0 copies none")
+        if self.longest < (self.copied == 0):
             raise BadArgument("drafting.longest", self.longest, "at least one drafted token a round")
         if math.isnan(self.threshold):
             raise BadArgument("drafting.threshold", self.threshold, "√nats, or inf to draft on always")
@@ -182,7 +189,7 @@ def draft(
             ``speculate`` refuses.
         NotFinite: logits hold NaN or +inf.
     """
-    options = Options(max_new, drafting.longest, stop, temperature, seed, None, ended)
+    options = Options(max_new, max(drafting.longest, drafting.copied), stop, temperature, seed, None, ended)
     require_prompts(prompts)
     require_deepening(model)
     drafting.require(model.point.ceiling)
@@ -209,14 +216,36 @@ def drafted(model: Partner, drafting: Drafting, prompts: Sequence[Prompt], optio
         # under a gate's point the last position of a prompt stopped, too
         logits = seat.deepen(seat.length - 1, DECODE)[:, 0] if drafting.gated else seat.logits
         opened = seat.work
-        rows = speculating(prompts, logits, options, (seat,), lambda alive: _round(alive, seat, drafting))
+        texts = [Copies() for _ in prompts]
+        rows = speculating(prompts, logits, options, (seat,), lambda alive: _round(alive, seat, drafting, texts))
         work = seat.work
     return speculated(rows, log, None if work is None else {MODEL: work}, None if opened is None else {MODEL: opened})
 
 
-def _round(rows: Sequence[Continuation], seat: Seat, drafting: Drafting) -> None:
+def _round(rows: Sequence[Continuation], seat: Seat, drafting: Drafting, texts: Sequence[Copies]) -> None:
     """Draft, go on, take back: afterwards the session holds all tokens of each row but the last, at the ceiling."""
-    before, at, going = seat.length, 0, [row.width > 0 for row in rows]
+    before, vocabulary = seat.length, seat.logits.shape[-1]
+    copies = [texts[row.number].of(row.tokens, min(drafting.copied, row.room)) for row in rows]
+    going = [not copied and min(drafting.longest, row.room) > 0 for row, copied in zip(rows, copies, strict=True)]
+    if any(going):
+        _drafts(rows, seat, drafting, copies, going)
+    else:
+        for row, copied in zip(rows, copies, strict=True):
+            for token in copied:
+                row.copy(token, vocabulary)
+        count = max(map(len, copies))
+        tokens = np.array([row.padded(count) for row in rows], dtype=np.int64)
+        seat.feed(tokens, [DRAFT] * (count + 1), depth=drafting.layer, last=0)
+    for row, logits_there in zip(rows, seat.deepen(before, VERIFY), strict=True):
+        row.verify(logits_there)
+    seat.keep(standing(rows))
+
+
+def _drafts(
+    rows: Sequence[Continuation], seat: Seat, drafting: Drafting, copies: Sequence[list[int]], going: list[bool]
+) -> None:
+    """Token by token: of the rows ``going`` what is read after the layer, of others the next of their copies."""
+    at, vocabulary = 0, seat.logits.shape[-1]
     while True:
         tokens = np.array([[row.padded(at)[-1]] for row in rows], dtype=np.int64)
         if drafting.gated and any(going):
@@ -225,16 +254,15 @@ def _round(rows: Sequence[Continuation], seat: Seat, drafting: Drafting) -> None
         else:
             # the last draft of a round is only taken along: a head on it would propose what the verification emits
             logits = seat.feed(tokens, [DRAFT], depth=drafting.layer, last=int(any(going)))
-        if not any(going):
-            break
-        for row, on, z in zip(rows, going, logits, strict=True):
+        if not any(going) and at >= max(map(len, copies)):
+            return
+        for number, (row, on, copied) in enumerate(zip(rows, going, copies, strict=True)):
             if on:
-                row.propose(z[-1], drafting.vocabulary)
+                row.propose(logits[number, -1], drafting.vocabulary)
+            elif at < len(copied):
+                row.copy(copied[at], vocabulary)
         at += 1
-        going = [on and at < row.width for on, row in zip(going, rows, strict=True)]
-    for row, logits_there in zip(rows, seat.deepen(before, VERIFY), strict=True):
-        row.verify(logits_there)
-    seat.keep(standing(rows))
+        going = [on and at < min(drafting.longest, row.room) for on, row in zip(going, rows, strict=True)]
 
 
 def _sure(seat: Seat, drafting: Drafting) -> list[bool]:

@@ -2,9 +2,12 @@
 
 A model that drafts for itself is our own decoder's matter (``decoding.drafted``): it walks the judge's model, whoever's
 decoder is under test. Whether what it emitted while the clock ran is the model's own at full depth is looked at
-afterwards (``audit.timed``). Other lossless ways, of one row alone, stand beside: transformers' prompt lookup, its
-assisted generation by the smallest bundled model that reads the same ids, where there is one, and drafts by the model's
-own head at the same layer, neither lens nor gate.
+afterwards (``audit.timed``).
+
+One row at a time decides, and has all pairs of the budget. What decides nothing has ``BESIDE``: larger batches, and in
+a race of their own other lossless ways of one row: either half of the exit's way alone, drafts by the model's own head
+at the same layer (neither lens nor gate), transformers' prompt lookup, and its assisted generation by the smallest
+bundled model that reads the same ids, where there is one.
 """
 
 from __future__ import annotations
@@ -22,9 +25,18 @@ from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Requests, Stopwatch
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
-from emad_ref.screening.lossless import ASSISTED, LOOKUP, SELF, Arm, assistant_of, by_assistant, by_drafting, by_lookup
+from emad_ref.screening.lossless import (
+    ASSISTED,
+    LOOKUP,
+    Arm,
+    assistant_of,
+    by_assistant,
+    by_drafting,
+    by_lookup,
+    by_parts,
+)
 
-WAYS = (LOOKUP, ASSISTED, SELF)  # that stand beside
+BESIDE = 15  # pairs of what decides nothing: half of METHODS' minimum for what does
 
 
 class Drafted:
@@ -40,31 +52,51 @@ class Drafted:
 
     @cached_property
     def timed(self) -> dict[int, Requests]:
-        """Batch size → arms ``full``, ``adaptive`` (drafting), the baselines, and ``WAYS`` for one row."""
-        return {rows: self._race(rows) for rows in self._subject.budget.batch_sizes}
+        """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
+        sizes = self._subject.budget.batch_sizes
+        return {rows: self._race(rows, None if rows == min(sizes) else self._few) for rows in sizes}
 
-    def _race(self, rows: int) -> Requests:
+    @cached_property
+    def beside(self) -> Requests:
+        """Of one row: arms ``adaptive`` and each other way that there is."""
+        loaded, new, few = self._subject.loaded, self._stopwatch.request_shape[1], self._few
+        ways = {LOOKUP: by_lookup(loaded), **by_parts(loaded, self._way)}
+        if (assistant := assistant_of(loaded)) is not None:
+            ways[ASSISTED] = by_assistant(loaded, assistant)
+        arms = {ADAPTIVE: by_drafting(loaded, self._way), **ways}
+        alone = {name: _alone(way, new) for name, way in arms.items()}
+        clocked = WalkedDecoder(self._subject.stepper, self._subject.full)
+        return self._stopwatch.requests(alone, 1, self._stopwatch.looked_at(1, few), clocked, few)
+
+    @property
+    def _way(self) -> Drafting:
+        assert self.drafting is not None, "whoever asks has asked whether there is one"
+        return self.drafting
+
+    @property
+    def _few(self) -> int:
+        return min(BESIDE, self._subject.budget.pairs)
+
+    def _race(self, rows: int, pairs: int | None) -> Requests:
         subject, stopwatch = self._subject, self._stopwatch
-        drafting, new = self.drafting, stopwatch.request_shape[1]
-        assert drafting is not None, "whoever asks has asked whether there is one"
-        drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+        new = stopwatch.request_shape[1]
+        drafter = DraftingDecoder(subject.stepper, self._way, max_rows=rows)
         full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
         arms: dict[str, Callable[[list[Prompt]], Done]] = {
             FULL: lambda prompts: full.generate(prompts, new, frozenset()),
             ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
             **stopwatch.baselines,
         }
-        if rows == 1:
-            raw = by_drafting(subject.loaded, Drafting(drafting.layer, drafting.longest))
-            beside = {LOOKUP: by_lookup(subject.loaded), SELF: raw}
-            if (assistant := assistant_of(subject.loaded)) is not None:
-                beside[ASSISTED] = by_assistant(subject.loaded, assistant)
-            arms |= {name: _alone(way, new) for name, way in beside.items()}
-        return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
+        return stopwatch.requests(arms, rows, stopwatch.looked_at(rows, pairs), full, pairs)
 
     def checked(self, rows: int) -> Finding:
         """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
-        return self._stopwatch.held(self.timed[rows], {FULL: self._subject.full}, rows)
+        full = {FULL: self._subject.full}
+        found = self._stopwatch.held(self.timed[rows], full, rows)
+        if rows != min(self.timed) or found.passed is False:
+            return found
+        others = self._stopwatch.held(self.beside, full, 1)
+        return others if others.passed is False else found
 
     def stood(self, rows: int) -> float:
         """Share of verified tokens that stand, in the requests that are looked at: 1 where no draft was ever wrong."""

@@ -160,9 +160,9 @@ class Stopwatch:
             arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
         return arms
 
-    def looked_at(self, rows: int) -> list[int]:
-        """Pairs of so many rows that are looked at after the clock: a random few."""
-        pairs = self._subject.budget.pairs
+    def looked_at(self, rows: int, pairs: int | None = None) -> list[int]:
+        """Of ``pairs`` of so many rows, the budget's by default, those looked at after the clock: a random few."""
+        pairs = pairs or self._subject.budget.pairs
         most = min(pairs, max(1, AUDITED_ROWS // rows))
         return sorted(np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False).tolist())
 
@@ -170,13 +170,18 @@ class Stopwatch:
         return {name: stack.enter_context(self._subject.open(point, max_rows=rows)) for name, point in points.items()}
 
     def requests(
-        self, arms: Mapping[str, Callable[[list[Prompt]], Done]], rows: int, audited: Collection[int], clocked: Decoder
+        self,
+        arms: Mapping[str, Callable[[list[Prompt]], Done]],
+        rows: int,
+        audited: Collection[int],
+        clocked: Decoder,
+        pairs: int | None = None,
     ) -> Requests:
         """Every arm on the same fresh prompts, ``rows`` of them a pair; ``clocked`` waits for its device.
 
-        ``audited``: pairs of which all is kept that the arms made of them.
+        ``audited``: pairs of which all is kept that the arms made of them. ``pairs``: the budget's by default.
         """
-        length, pairs = self.request_shape[0], self._subject.budget.pairs
+        length, pairs = self.request_shape[0], pairs or self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
         done: dict[str, list[Any]] = {name: [] for name in arms}

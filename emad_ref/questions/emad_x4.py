@@ -1,7 +1,8 @@
 """EMAD-X4: does a model that drafts for itself give its own output, at least 10 % faster than the fastest baseline?
 
-The lossless mode: a shallow layer drafts through a lens while its gate is confident, the layers above verify the run in
-one pass (``decoding.drafting``). Two things are judged:
+The lossless mode: what followed where the text's last tokens stood before is copied; elsewhere a shallow layer drafts
+through a lens while its gate is confident, and the layers above verify the run in one pass (``decoding.drafting``). Two
+things are judged:
 
 output  what was emitted while the clock ran is the model's own at full depth, token for token, ties by rounding counted
         (``audit.timed``). One token that is not falsifies the row, whatever the times are.
@@ -9,8 +10,9 @@ time    of one request at a time, against each of EMAD-F2's baselines: an inters
         spends arithmetic that one row leaves idle, and several rows leave less: larger batches are raced too, their
         output is judged, and their ratios say where the gain ends.
 
-Other ways to the same output stand beside and decide nothing: prompt lookup, and drafts by the model's own head without
-a gate. Random weights draft as fast as trained ones and are never right: the row does not apply.
+Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
+model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains. Random weights
+draft as fast as trained ones and are never right: the row does not apply.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from emad_ref.evidence.drafted import WAYS, Drafted
+from emad_ref.evidence.drafted import Drafted
 from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.stopwatch import ADAPTIVE
 from emad_ref.questions import emad_f2
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.premises import exit_premise
@@ -33,12 +36,12 @@ from emad_ref.verdict.units import ByPair
 class Found:
     """``raced``: the drafting arm as EMAD-F2's ``adaptive``, and its baselines.
 
-    ``beside``     batch size → other lossless ways → seconds [pairs] of the same requests.
+    ``beside``     other lossless ways, and drafting as ``adaptive`` → seconds [pairs] of the same requests of one row.
     ``stood``      batch size → share of verified tokens that stand.
     """
 
     raced: emad_f2.Found
-    beside: Mapping[int, Mapping[str, ByPair]] = field(default_factory=dict)
+    beside: Mapping[str, ByPair] = field(default_factory=dict)
     stood: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -65,9 +68,9 @@ def _differs(timed: emad_f2.Timed) -> bool:
 def _beside(found: Found) -> list[Leg]:
     """How many times faster drafting is than each other way to the same output."""
     legs = [
-        estimated(f"batch {batch}, against {name}", total_ratio(seconds, found.raced.batches[batch].adaptive))
-        for batch, ways in found.beside.items()
-        for name, seconds in ways.items()
+        estimated(f"batch 1, against {name}", total_ratio(seconds, found.beside[ADAPTIVE]))
+        for name, seconds in found.beside.items()
+        if name != ADAPTIVE
     ]
     for batch, share in found.stood.items():
         pairs = len(found.raced.batches[batch].adaptive)
@@ -88,10 +91,8 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 def found_of(drafted: Drafted, uncompiled: str) -> Found:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
     raced = {rows: emad_f2.timed_of(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
-    seconds = {rows: each.by_pair() for rows, each in drafted.timed.items()}
-    beside = {rows: {way: arms[way] for way in WAYS if way in arms} for rows, arms in seconds.items()}
     stood = {rows: drafted.stood(rows) for rows in drafted.timed}
-    return Found(emad_f2.Found(raced, "", uncompiled), beside, stood)
+    return Found(emad_f2.Found(raced, "", uncompiled), drafted.beside.by_pair(), stood)
 
 
 QUESTION = Question(

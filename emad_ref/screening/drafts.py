@@ -2,8 +2,9 @@
 
     agrees[e, S][p]   the readout after layer e, over the vocabulary S, and the model itself have one argmax at p
     gate[e][p]        the gate's expected √KL there
-    a round at p      k = drafts while gate ≤ τ, k ≤ longest;  a = of these, those up to the first that does not agree;
-                      emits a + 1 tokens and goes on at p + a + 1
+    copies[p], stands[p]   whether the text repeats itself there, and how many copies in a row would stand
+    a round at p      k = copies, where there are any, else drafts while gate ≤ τ, k ≤ longest;
+                      a = of these, those up to the first that does not stand; emits a + 1 tokens, goes on at p + a + 1
 
 The text is the model's own greedy continuation of prompts (``own_texts``): what drafting at temperature 0 will meet.
 There a and the rounds are exact. Drafts after one that does not agree would be read on another text; how many of them
@@ -17,12 +18,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
 
 from emad_ref.calibration.trace import TokenSequence, batched
 from emad_ref.calibration.tuning import states_and_final
+from emad_ref.decoding.copying import Copies
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
@@ -34,6 +37,7 @@ from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.predicted import Rounds
 
 LONGEST = (1, 2, 3, 4, 6, 8)
+COPIED = (0, 4, 8)
 SURE = (0.3, 0.5, 0.7, 0.85)  # shares of tokens that thresholds let through; and inf lets through all
 SHARES_OF_VOCABULARY = (1 / 8, 1 / 2)
 
@@ -47,12 +51,14 @@ class DraftColumns:
 
     ``drafting``  the kind, with threshold inf and longest 1.
     ``agrees`` [tokens], ``gate`` float64 [tokens] √nats, None without one; ``starts`` int64 [texts + 1] offsets.
+    ``stands`` int64 [tokens] how many of ``max(COPIED)`` copies would stand, −1 where there is nothing to copy.
     """
 
     drafting: Drafting
     agrees: Bools
     gate: Floats | None
     starts: Ints
+    stands: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,29 +147,37 @@ def draft_columns(
             if kind.gate is not None:
                 expected.append(reader.expected(hidden, uncounted).double().cpu().numpy())
     starts = np.cumsum([0, *(len(text.tokens) - 1 - text.adaptive_from for text in texts)])
+    stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(
-        DraftColumns(kind, np.concatenate(right), np.concatenate(expected) if expected else None, starts)
+        DraftColumns(kind, np.concatenate(right), np.concatenate(expected) if expected else None, starts, stands)
         for kind, right, expected in zip(kinds, agrees, gate, strict=True)
     )
 
 
-def simulated(columns: DraftColumns, threshold: float, longest: int) -> Rounds:
+def simulated(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> Rounds:
     """The rounds that drafting makes of the texts: the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:
         raise BadArgument("threshold", threshold, "inf where no gate was read", "read the columns with one")
     sure = np.ones(len(columns.agrees), dtype=bool) if columns.gate is None else columns.gate <= threshold
-    drafts, emitted = np.zeros(longest + 1), 0
+    drafts, copies, emitted = np.zeros(longest + 1), np.zeros(copied + 1), 0
     for first, end in zip(columns.starts[:-1], columns.starts[1:], strict=True):
         going, right = _runs(sure[first:end]), _runs(columns.agrees[first:end])
+        stands = columns.stands[first:end].tolist()
         at, last = 1, end - first  # the prompt's last position decided the first token
         while at < last:
-            count = min(longest, going[at], last - at - 1)
-            at += min(count, right[at]) + 1
-            drafts[count] += 1
+            room = last - at - 1
+            if copied and room and stands[at] >= 0:
+                count, stood = min(copied, room), stands[at]
+                copies[count] += 1
+            else:
+                count, stood = min(longest, going[at], room), right[at]
+                drafts[count] += 1
+            at += min(count, stood) + 1
         emitted += last - 1
     if emitted == 0:
         raise BadArgument("columns.starts", columns.starts.tolist(), "texts of two decided tokens or more")
-    return Rounds(drafts / drafts.sum(), emitted / drafts.sum())
+    rounds = drafts.sum() + copies.sum()
+    return Rounds(drafts / rounds, emitted / rounds, copies / rounds)
 
 
 def choices(
@@ -172,20 +186,42 @@ def choices(
     *,
     longest: Sequence[int] = LONGEST,
     sure: Sequence[float] = SURE,
+    copied: Sequence[int] = COPIED,
 ) -> list[Choice]:
-    """Every setting of every kind of draft, the fastest first.
+    """Every setting of every kind of draft, the fastest first; and copies alone, where nothing is read after a layer.
 
     ``sure``: thresholds as shares of tokens that they let through; without a gate, and besides, there is none.
     """
     found = []
-    for each in columns:
+
+    def tried(each: DraftColumns, threshold: float, most: int, copies: int) -> None:
+        drafting = replace(each.drafting, threshold=threshold, longest=most, copied=copies)
+        rounds = simulated(each, threshold, most, copies)
+        found.append(Choice(drafting, rounds, seconds(drafting, rounds)))
+
+    kinds = list(columns)
+    for each in kinds:
         levels = [] if each.gate is None else np.unique(np.quantile(each.gate, sure)).tolist()
-        for threshold in (*levels, math.inf):
-            for most in longest:
-                drafting = replace(each.drafting, threshold=float(threshold), longest=most)
-                rounds = simulated(each, threshold, most)
-                found.append(Choice(drafting, rounds, seconds(drafting, rounds)))
+        for setting in product((*levels, math.inf), longest, copied):
+            tried(each, *setting)
+    if kinds:  # alone, copies read nothing, and go through all layers at once
+        alone = replace(kinds[0], drafting=Drafting(kinds[0].drafting.layer, 1), gate=None)
+        for copies in filter(None, copied):
+            tried(alone, math.inf, 0, copies)
     return sorted(found, key=lambda choice: choice.seconds)
+
+
+def _standing_copies(text: TokenSequence) -> Ints:
+    """[decided] how many copies in a row the text itself goes on with, −1 where nothing before is like its end."""
+    tokens, seen, most = text.tokens.tolist(), Copies(), max(COPIED)
+    found = []
+    for known in range(text.adaptive_from + 1, len(tokens)):  # the token at ``known`` − 1 is fed, the next is drafted
+        offered = seen.of(tokens[:known], most)
+        right = 0
+        while right < len(offered) and known + right < len(tokens) and offered[right] == tokens[known + right]:
+            right += 1
+        found.append(right if offered else -1)
+    return np.array(found, dtype=np.int64)
 
 
 def _runs(flags: Bools) -> list[int]:

@@ -123,13 +123,14 @@ def _drafted(drafting: Drafting, tensors: dict[str, Tensor]) -> dict[str, Any]:
         "longest": drafting.longest,
         "threshold": None if always else drafting.threshold,  # JSON has no infinity
         "lens": drafting.lens,
+        "copied": drafting.copied,
     }
 
 
 def _drafting(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Drafting:
-    if not all(type(about[name]) is int for name in ("layer", "longest")):
+    if not all(type(about[name]) is int for name in ("layer", "longest", "copied")):
         raise ValueError("its way of drafting holds values of other types")
     gate = Estimator("linear", weights=(tuple(tensors[GATE].tolist()),)) if GATE in tensors else None
     vocabulary = tensors[VOCABULARY].numpy() if VOCABULARY in tensors else None
     threshold = math.inf if about["threshold"] is None else float(about["threshold"])
-    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary)
+    return Drafting(about["layer"], about["longest"], threshold, about["lens"], gate, vocabulary, about["copied"])

@@ -1,6 +1,8 @@
 """Lossless ways of decoding one prompt, beside our full depth: what a request is timed by.
 
     self            our decoder, drafting by the model's own head at a shallow layer, without a gate
+    lens            our decoder, the exit's drafts without its copies
+    copies          our decoder, the exit's copies without its drafts
     prompt lookup   transformers' ``generate``, what followed the last n-gram earlier in the text as drafts
     assisted        the same, a smaller model's drafts
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,7 +29,7 @@ from emad_ref.models.loading import Loaded, load
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
 
-LOOKUP, ASSISTED, SELF = "prompt lookup", "assisted", "self"
+LOOKUP, ASSISTED, SELF, LENS, COPIES = "prompt lookup", "assisted", "self", "lens", "copies"
 LOOKED_UP = 10  # tokens that prompt lookup drafts: transformers' documentation
 
 Arm = Callable[[Prompt, int], Ints]
@@ -36,6 +39,17 @@ def by_drafting(loaded: Loaded, drafting: Drafting) -> Arm:
     """Our decoder, drafting for itself."""
     decoder = DraftingDecoder(loaded.stepper, drafting)
     return lambda prompt, new: decoder.generate([prompt], new).emitted[0]
+
+
+def by_parts(loaded: Loaded, drafting: Drafting) -> dict[str, Arm]:
+    """Our decoder with either half of ``drafting`` alone, where it has two; and by the model's own head."""
+    ways = {}
+    if drafting.longest:
+        ways[SELF] = Drafting(drafting.layer, drafting.longest)
+    if drafting.longest and drafting.copied:
+        ways[LENS] = replace(drafting, copied=0)
+        ways[COPIES] = Drafting(drafting.layer, 0, copied=drafting.copied)
+    return {name: by_drafting(loaded, way) for name, way in ways.items()}
 
 
 def by_generate(loaded: Loaded, **options: Any) -> Arm:

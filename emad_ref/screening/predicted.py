@@ -3,6 +3,7 @@
     lossy exits   step + Σ_ℓ passes through layer ℓ + heads + readings at probes + fills, a token
     drafting      (k + 1 passes to layer e, k draft heads, gates, one pass of k + 1 tokens above e with its heads)
                   / tokens emitted, a round; averaged over rounds by the number of their drafts k
+    copying       one pass of k + 1 tokens through all layers, with its heads, in rounds that copy k
 
 What each schedule runs is that of its flow (``schedule``): ``monotone`` and ``positional`` leave, ``free_eager`` runs
 every block but the last, ``copying`` and ``translated`` fill K and V of the layers above an exit, ``free_deferred`` and
@@ -15,7 +16,7 @@ it of depths in order; without that exits are taken to be independent of one ano
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,15 +34,20 @@ UNLIKELY = 1e-9  # share of passes that a tail of still longer ones may hold
 
 @dataclass(frozen=True, eq=False)
 class Rounds:
-    """Rounds of drafting: ``drafts`` [longest + 1] share of rounds with so many drafts; ``tokens`` emitted a round."""
+    """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies`` in
+    their place, the first of which is 0; all of them sum to 1. ``tokens`` emitted a round."""
 
     drafts: Floats
     tokens: float
+    copies: Floats = field(default_factory=lambda: np.zeros(1))
 
     def __post_init__(self) -> None:
-        _require_shares("rounds.drafts", self.drafts)
-        if not 1 <= self.tokens <= len(self.drafts):
-            raise BadArgument("rounds.tokens", self.tokens, f"1–{len(self.drafts)}", "a round emits one more at most")
+        _require_shares("rounds.drafts and rounds.copies", np.concatenate([self.drafts, self.copies]))
+        most = max(len(self.drafts), len(self.copies))
+        if not 1 <= self.tokens <= most:
+            raise BadArgument("rounds.tokens", self.tokens, f"1–{most}", "a round emits one more at most")
+        if self.copies[0]:
+            raise BadArgument("rounds.copies", float(self.copies[0]), "0 rounds that copy nothing", "they draft")
 
 
 def shares_of(depths: Ints, layers: int) -> Floats:
@@ -110,12 +116,18 @@ def seconds_per_token_drafting(costs: Costs, drafting: Drafting, rounds: Rounds,
     """
     if len(rounds.drafts) > drafting.longest + 1:
         raise BadArgument("rounds.drafts", len(rounds.drafts) - 1, f"at most {drafting.longest} drafts a round")
+    if len(rounds.copies) > drafting.copied + 1:
+        raise BadArgument("rounds.copies", len(rounds.copies) - 1, f"at most {drafting.copied} copies a round")
     drafting.require(costs.layers, costs.vocabulary)
-    shares = enumerate(rounds.drafts.tolist())
-    seconds: float = sum(
-        share * seconds_of_round(costs, drafting, drafts, keys=keys) for drafts, share in shares if share
-    )
-    return seconds / rounds.tokens
+    drafts, copies = (enumerate(shares.tolist()) for shares in (rounds.drafts, rounds.copies))
+    seconds = sum(share * seconds_of_round(costs, drafting, count, keys=keys) for count, share in drafts if share)
+    copying = sum(share * seconds_of_copies(costs, count, keys=keys) for count, share in copies if share)
+    return float(seconds + copying) / rounds.tokens
+
+
+def seconds_of_copies(costs: Costs, copies: int, *, keys: float | None = None) -> float:
+    """Seconds of a round of so many ``copies``: one pass of them and the last token through all layers."""
+    return costs.step + costs.blocks(costs.layers, copies + 1, keys) + costs.heads(copies + 1)
 
 
 def seconds_of_round(costs: Costs, drafting: Drafting, drafts: int, *, keys: float | None = None) -> float:

@@ -108,7 +108,7 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
         record,
         signs,
         translators=None if named is None else found.states,
-        spoken=None if found.drafts.drafting is None else found.drafts.spoken,
+        spoken=found.drafts.spoken if found.drafts.reads else None,
     )
 
 

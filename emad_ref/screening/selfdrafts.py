@@ -1,6 +1,7 @@
 """Whether a model should draft for itself: the way that would be fastest here, its output unchanged.
 
-Drafts are read through a lens of their own, fitted on the model's own continuations of text to fit on
+Where a text repeats itself, what followed there is copied (``decoding.copying``). Elsewhere drafts are read through a
+lens of their own, fitted on the model's own continuations of text to fit on
 (``screening.draft_lens``). Settings are chosen on continuations of text to choose on, by predicted time
 (``screening.drafts``), and what is shown is what the chosen one does on continuations of evaluation text. Its
 vocabulary is what the model says most after text to fit on.
@@ -9,7 +10,7 @@ vocabulary is what the model says most after text to fit on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -34,7 +35,7 @@ from emad_ref.screening.settings import Settings, affordable
 from emad_ref.screening.texts import Text, Texts
 from emad_ref.screening.timing import full_seconds, unsound
 
-PROMPTS = (16, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
+PROMPTS = (16, 64, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
 NEW = 112  # tokens
 ROWS = 32
 MOST, LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
@@ -62,19 +63,32 @@ class SelfDrafting:
     fast: float = 0.0
 
     @property
+    def reads(self) -> bool:
+        """Whether what is recommended reads drafts through the lens; copies alone do without."""
+        return self.drafting is not None and self.drafting.lens is not None
+
+    @property
     def said(self) -> str:
         """The same in words."""
         if self.drafting is None:
             return f"lossless: {self.why_none}"
-        way, head = self.drafting, "the whole vocabulary"
-        if way.vocabulary is not None:
-            head = f"{len(way.vocabulary)} words of the vocabulary"
-        stop = "as long as its gate lets it" if way.gated else "always"
         return (
-            f"lossless: let it draft for itself after layer {way.layer} by {head}, {stop}, up to {way.longest} tokens "
-            f"a round; {self.agreement:.0%} of drafts agree, {self.tokens:.2f} tokens a round, predicted "
+            f"lossless: {' '.join(self._how(self.drafting))}; {self.tokens:.2f} tokens a round, predicted "
             f"{self.fast:.2f}× as fast as full depth, its output unchanged"
         )
+
+    def _how(self, way: Drafting) -> Iterator[str]:
+        if way.copied:
+            yield f"let it copy up to {way.copied} tokens where its text repeats itself{', and' if way.longest else ''}"
+        if way.longest:
+            head = (
+                "the whole vocabulary" if way.vocabulary is None else f"{len(way.vocabulary)} words of the vocabulary"
+            )
+            stop = "as long as its gate lets it" if way.gated else "always"
+            yield (
+                f"{'' if way.copied else 'let it '}draft for itself after layer {way.layer} by {head}, {stop}, up to "
+                f"{way.longest} tokens a round ({self.agreement:.0%} of drafts agree)"
+            )
 
 
 def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs, settings: Settings) -> SelfDrafting:
@@ -91,7 +105,7 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     best = choices(read(chosen, layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
     way = best.drafting
     shown: Columns = read(judged, [way.layer], among=[way.vocabulary])
-    rounds = simulated(shown[0], way.threshold, way.longest)
+    rounds = simulated(shown[0], way.threshold, way.longest, way.copied)
     seconds = seconds_per_token_drafting(costs, way, rounds)
     fast = full_seconds(costs) / seconds
     why = unsound(costs)

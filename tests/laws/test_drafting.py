@@ -25,7 +25,7 @@ from tests.lenses import attached
 from tests.small import LAYERS, VOCABULARY, small_model
 
 FAMILIES = ("gpt_neox", "llama", "opt_350m", "mistral_window")
-ROWS, NEW, WIDTH = 3, 9, 32
+ROWS, NEW, WIDTH = 3, 16, 32
 LEVEL = [Prompt(np.arange(3) + 7 * row) for row in range(ROWS)]  # of one length: nothing is padded
 PROMPTS = [Prompt(np.array(tokens)) for tokens in ([7], [5, 9, 2, 44], [3, 1, 4, 1, 5, 9, 2])]
 FULL, SUBSET, LINEAR = (READOUTS.index(kind) for kind in ("full", "subset", "linear"))
@@ -83,13 +83,15 @@ def ways(draw, family):
     """Any way of drafting: gates of random numbers, vocabularies of random ids."""
     ids = draw(st.none() | st.sets(st.integers(0, VOCABULARY - 1), min_size=1, max_size=VOCABULARY))
     threshold = draw(st.sampled_from([-1.0, -0.1, 0.0, 0.3, math.inf]))
+    copied = draw(st.sampled_from([0, 0, 1, 3, 8]))
     return Drafting(
         layer=draw(st.integers(1, LAYERS - 1)),
-        longest=draw(st.integers(1, 6)),
+        longest=draw(st.integers(0 if copied else 1, 6)),
         threshold=threshold,
         lens=draw(st.sampled_from([None, lens_of(family), lens_of(family, 5)])),
         gate=gate_of(family, draw(st.integers(0, 5))) if threshold < math.inf else None,
         vocabulary=None if ids is None else np.array(sorted(ids)),
+        copied=copied,
     )
 
 
@@ -150,6 +152,29 @@ def test_ways_draw_rounds_of_every_kind():
     assert np.isfinite(record.signal).sum() > 5
     assert (record.signal[np.isfinite(record.signal)] <= 0).any()
     assert (record.signal[np.isfinite(record.signal)] > 0).any()
+
+
+@pytest.mark.parametrize("rows", [1, ROWS])
+@pytest.mark.parametrize("longest", [0, 2])
+def test_copies_stand_and_save_rounds(rows, longest):
+    """Untrained models repeat themselves. Beside rows that copy others may draft: then all go token by token."""
+    way = Drafting(2, longest, copied=4)
+    asked, without = by_protocol(way, rows), by_protocol(Drafting(2, max(longest, 1)), rows)
+    assert texts(timed(way, rows)) == texts(alone("gpt_neox", rows)) == texts(asked.record)
+    assert asked.rounds.sum() < without.rounds.sum()
+
+
+def test_a_copied_run_is_fed_at_once_and_reads_nothing():
+    """One row after a text of period two: what is run is a chunk a round, neither gate nor head of a draft."""
+    prompt = [Prompt(np.array([7] * 8))]
+    way = Drafting(2, 0, copied=6)
+    record = timed(way, 1, prompts=prompt)
+    asked = by_protocol(way, 1, prompts=prompt)
+    assert (record.tokens.phase == VERIFY).sum() > NEW / 2
+    assert record.work[0].readout_rows[:, 1].sum() == 0
+    assert asked.record.work[0].readout_rows[:, 1].sum() == 0
+    assert asked.acceptance > 0.5
+    assert (asked.drafts.entropy_bits == 0).all()
 
 
 # ------------------------------------------------------------ the work

@@ -165,6 +165,12 @@ def test_a_round_of_drafts_pays_for_each_and_for_one_pass_above():
         (lambda: seconds_per_token(COSTS, point(estimator=Estimator("topk", k=4)), np.ones(4) / 4), "point.estimator"),
         (lambda: Rounds(np.array([0.5, 0.4]), 1.0), "rounds.drafts"),
         (lambda: Rounds(np.array([0.5, 0.5]), 2.5), "rounds.tokens"),
+        (lambda: Rounds(np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.5])), "rounds.drafts and rounds.copies"),
+        (lambda: Rounds(np.array([0.5]), 1.0, np.array([0.5])), "rounds.copies"),
+        (
+            lambda: seconds_per_token_drafting(COSTS, Drafting(1, 1), Rounds(np.ones(1) / 2, 1.0, np.array([0, 0.5]))),
+            "rounds.copies",
+        ),
         (lambda: seconds_per_token_drafting(COSTS, Drafting(1, 1), Rounds(np.ones(3) / 3, 1.0)), "rounds.drafts"),
         (lambda: seconds_per_token_drafting(COSTS, Drafting(4, 2), Rounds(np.ones(3) / 3, 1.0)), "drafting.layer"),
         (lambda: COSTS.blocks(1, 0), "tokens"),

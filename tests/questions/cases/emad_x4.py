@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from emad_ref.evidence.stopwatch import ADAPTIVE
 from emad_ref.questions.emad_x4 import Found
 from emad_ref.verdict.claims import Verdict
 from tests.questions.cases.emad_f2 import COMPILED, checked, timed
@@ -20,12 +21,9 @@ def drafted(raced: Callable, beside: float | None = None, kept: float = 0.6) -> 
         made = raced(rng)
         ways = {}
         if beside is not None:
-            ways = {
-                batch: {
-                    "prompt lookup": each.baselines["full depth"].like(each.baselines["full depth"].values / beside)
-                }
-                for batch, each in made.batches.items()
-            }
+            alone = made.batches[min(made.batches)]
+            full = alone.baselines["full depth"]
+            ways = {ADAPTIVE: alone.adaptive, "prompt lookup": full.like(full.values / beside)}
         return Found(made, ways, dict.fromkeys(made.batches, kept))
 
     return found

@@ -63,10 +63,10 @@ def drawn_gate(probes=1, seed=0):
     return Estimator("linear", weights=tuple(map(tuple, drawn.tolist())))
 
 
-def columns_of(right, expected=None, starts=None, gate=None):
+def columns_of(right, expected=None, starts=None, gate=None, stands=None):
     starts = [0, len(right)] if starts is None else starts
-    way = Drafting(1, 1, gate=gate)
-    return DraftColumns(way, np.array(right, dtype=bool), expected, np.array(starts))
+    way, stands = Drafting(1, 1, gate=gate), [-1] * len(right) if stands is None else stands
+    return DraftColumns(way, np.array(right, dtype=bool), expected, np.array(starts), np.array(stands))
 
 
 # ------------------------------------------------------------ text
@@ -116,6 +116,17 @@ def test_rounds_are_counted_by_hand():
     assert simulated(columns_of([False] * 8), math.inf, 2).tokens == 1.0
 
 
+def test_copies_take_the_place_of_drafts_where_there_are_any():
+    right, stands = [True, *[True, False, True, True, True, True, True]], [-1, -1, -1, 2, -1, -1, 0, 4]
+    rounds = simulated(columns_of(right, stands=stands), math.inf, 2, 4)
+    # from 1: two drafts, one right; from 3: four copies, two stand; from 6: room for one copy, which does not; from 7:
+    # it is the last, and nothing is of use
+    assert (rounds.drafts * 4).tolist() == [1, 0, 1]
+    assert (rounds.copies * 4).tolist() == [0, 1, 0, 0, 1]
+    assert rounds.tokens == 7 / 4
+    assert simulated(columns_of(right, stands=stands), math.inf, 2).copies.tolist() == [0]
+
+
 def test_a_gate_ends_a_round():
     right, expected = [True] * 7, np.array([0, 0, 1, 0, 0, 1, 0.0])
     rounds = simulated(columns_of(right, expected, gate=drawn_gate()), 0.5, 4)
@@ -127,24 +138,28 @@ def test_a_gate_ends_a_round():
 
 
 @pytest.mark.parametrize("threshold", [0.0, math.inf])
-@pytest.mark.parametrize("longest", [1, 3])
-def test_simulated_rounds_are_the_decoders(threshold, longest):
+@pytest.mark.parametrize(("longest", "copied"), [(1, 0), (3, 0), (2, 4), (0, 8)])
+def test_simulated_rounds_are_the_decoders(threshold, longest, copied):
     lens = attached(stepper_of(), (LAYERS - 1,), scale=0.05)
     (column,) = draft_columns(stepper_of(), texts(), (LAYERS - 1,), lens, {LAYERS - 1: drawn_gate()})
-    rounds = simulated(column, threshold, longest)
-    way = replace(column.drafting, threshold=threshold, longest=longest)
-    ran, emitted, drafts = 0, 0, np.zeros(longest + 1)
+    rounds = simulated(column, threshold, longest, copied)
+    way = replace(column.drafting, threshold=threshold, longest=longest, copied=copied)
+    ran, emitted, drafts = 0, 0, np.zeros(max(longest, copied) + 1)
     for text in texts():
         tokens = DraftingDecoder(stepper_of(), way).generate([Prompt(text.tokens[:PROMPT])], NEW).tokens
         verified = tokens.phase == VERIFY
         starts = np.flatnonzero(verified & ~np.r_[False, verified[:-1]])
         widths = [int(np.flatnonzero(~np.r_[verified[at:], False])[0]) for at in starts]
         ran, emitted = ran + len(starts), emitted + NEW - 1
-        drafts += np.bincount(np.array(widths) - 1, minlength=longest + 1)
+        drafts += np.bincount(np.array(widths) - 1, minlength=len(drafts))
     assert rounds.tokens == pytest.approx(emitted / ran)
     assert rounds.tokens > 1.0
     if math.isinf(threshold):  # drafts behind one that does not agree are the gate's of another text
-        assert rounds.drafts.tolist() == pytest.approx((drafts / ran).tolist())
+        both = np.zeros(len(drafts))
+        both[: longest + 1] += rounds.drafts
+        both[: copied + 1] += rounds.copies
+        assert both.tolist() == pytest.approx((drafts / ran).tolist())
+        assert (rounds.copies.sum() > 0) == (copied > 0)
 
 
 # ------------------------------------------------------------ choices
@@ -166,6 +181,9 @@ def test_the_fastest_stands_first_and_a_dear_head_chooses_the_pruned_one():
 
     found = choices(columns, seconds)
     assert [choice.seconds for choice in found] == sorted(choice.seconds for choice in found)
+    assert {choice.drafting.copied for choice in found} == {0, 4, 8}
+    assert sum(choice.drafting.longest == 0 for choice in found) == 2, "copies alone, of both lengths, once"
+    found = [choice for choice in found if not choice.drafting.copied]
     assert found[0].drafting.vocabulary is not None
     assert {choice.drafting.gated for choice in found} == {True, False}
 
