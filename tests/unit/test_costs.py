@@ -155,6 +155,12 @@ def test_a_round_of_drafts_pays_for_each_and_for_one_pass_above():
     assert seconds_per_token_drafting(COSTS, drafting, rounds) == pytest.approx((none + two) / 2 / 1.5)
 
 
+def test_copies_pay_for_one_pass_through_all_layers():
+    way, rounds = Drafting(1, 1, copied=2), Rounds(np.array([0.25, 0.0]), 2.5, np.array([0.0, 0.0, 0.75]))
+    none, two = seconds_of_round(COSTS, way, 0), 0.5 + COSTS.blocks(4, 3) + COSTS.heads(3)
+    assert seconds_per_token_drafting(COSTS, way, rounds) == pytest.approx((0.25 * none + 0.75 * two) / 2.5)
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [

@@ -108,19 +108,38 @@ def test_rows_draft_as_long_as_each_would_alone():
     assert len(set(together.rounds.tolist())) > 1
 
 
+def test_what_followed_the_last_three_tokens_is_copied_and_a_period_goes_on():
+    """The draft layer would say otherwise, and is not asked."""
+    way = drafting(longest=1, threshold=math.inf, gate=None, copied=8)
+    asked = prompt(0, 1, 2, 3, 4, 5, 0, 1)
+    done = draft(model(way, shallow=wrong_after(*range(V))), way, [asked], 9)
+    assert done.record.emitted[0].tolist() == [2, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert done.drafts.token.tolist() == [3, 4, 5, 0, 1, 2, 3]
+    assert set(done.drafts.verdict.tolist()) == {ACCEPTED}
+    assert done.rounds.tolist() == [1]
+    assert done.record.work[0].tokens.tolist() == [len(asked.tokens) + 8] * 2
+    assert done.record.work[0].readout_rows[0].tolist() == [0, 9]
+
+
 # ------------------------------------------------------------ the distribution
 
 SAMPLES, LENGTH = 2000, 3
 
 
-@pytest.mark.parametrize(("ids", "threshold"), [(None, 0.5), ([1, 2], 0.5), ([0, 3], math.inf)])
-def test_sampled_output_has_the_models_distribution(ids, threshold):
-    """Tables of four tokens: a gate that is sure after two of them, and drafts that lack two."""
+@pytest.mark.parametrize(
+    ("ids", "threshold", "longest", "copied"),
+    [(None, 0.5, 2, 0), ([1, 2], 0.5, 2, 0), ([0, 3], math.inf, 2, 0), (None, 0.5, 2, 2), (None, math.inf, 0, 2)],
+)
+def test_sampled_output_has_the_models_distribution(ids, threshold, longest, copied):
+    """Tables of four tokens: a gate that is sure after two of them, drafts that lack two, and copies of a period."""
     rng = np.random.default_rng(3)
     shallow, deep = rng.normal(size=(4, 4)) * 1.2, rng.normal(size=(4, 4)) * 1.2
-    way = drafting(longest=2, threshold=threshold, vocabulary=None if ids is None else np.array(ids))
+    vocabulary = None if ids is None else np.array(ids)
+    way = drafting(longest=longest, threshold=threshold, vocabulary=vocabulary, copied=copied)
+    stood_before = [token for said in range(4) for token in (2, 0, said, int(deep[said].argmax()))]
+    asked = np.array([*stood_before, 2, 0] if copied else [0])
     one = model(way, shallow, deep, gate=np.array([0.1, 1.0, 0.1, 1.0]))
-    done = draft(one, way, [Prompt(np.array([0]))] * SAMPLES, LENGTH, temperature=1.0, seed=1)
+    done = draft(one, way, [Prompt(asked)] * SAMPLES, LENGTH, temperature=1.0, seed=1)
     assert done.drafted(ACCEPTED).sum() > 200 < done.drafted(REFUSED).sum(), "both branches must be taken often"
     assert chance(np.array(done.record.emitted), deep, 1.0) > 0.01  # the seed is fixed
 
@@ -133,6 +152,8 @@ def test_sampled_output_has_the_models_distribution(ids, threshold):
     [
         ({"layer": 0}, r"drafting\.layer=0, but expected a layer ≥ 1"),
         ({"longest": 0}, r"drafting\.longest=0, but expected at least one"),
+        ({"longest": -1, "copied": 2}, r"drafting\.longest=-1"),
+        ({"copied": -1}, r"drafting\.copied=-1, but expected 0 or more"),
         ({"threshold": math.nan}, r"drafting\.threshold=nan"),
         ({"lens": ""}, r"drafting\.lens='', but expected the digest"),
         ({"gate": None}, r"drafting\.gate=None, but expected a gate for threshold 0\.5"),
