@@ -1,0 +1,95 @@
+"""Where a gain ends: which batch size is named, against which baseline, and how often noise alone would say so."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from emad_ref.errors import BadArgument
+from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.units import ByPair
+from emad_ref.verdict.vanishing import vanishing
+
+BATCHES, PAIRS = (1, 2, 4, 8, 16), 12
+
+
+def ratio(value: float, reach: float = 0.04, n: int = PAIRS) -> Estimate:
+    return Estimate(value, value - reach, value + reach, n, 0.5, 0.5, "×", "", "pairs")
+
+
+def swept(*values: float, **more: float) -> dict[int, dict[str, Estimate]]:
+    return {rows: {"generate": ratio(value, **more)} for rows, value in zip(BATCHES, values, strict=False)}
+
+
+@pytest.mark.parametrize(
+    ("values", "at", "said"),
+    [
+        ((1.3, 1.1, 0.97, 0.8, 0.7), 4, "gain vanishes at batch 4: 0.97× [0.93, 1.01] against generate, 12 pairs"),
+        ((1.3, 1.1, 0.80, 0.7, 0.6), 4, "gain vanishes at batch 4: 0.80× [0.76, 0.84] against generate, 12 pairs"),
+        ((0.8, 0.7, 0.6, 0.5, 0.4), 1, "no gain at batch 1 already: 0.80× [0.76, 0.84] against generate, 12 pairs"),
+        ((1.3, 1.3, 1.2, 1.2, 1.2), None, "still faster at batch 16: 1.20× [1.16, 1.24] against generate, 12 pairs"),
+        ((1.3, 1.0, 1.2, 0.9, 1.2), 2, "gain vanishes at batch 2: 1.00× [0.96, 1.04] against generate, 12 pairs "
+                                       "(shown at batch 4, 16 all the same)"),
+    ],
+)  # fmt: skip
+def test_the_smallest_batch_whose_interval_does_not_clear_one_is_named(values, at, said):
+    found = vanishing(swept(*values))
+    assert (None if found.at is None else found.at.rows) == at
+    assert found.said == said
+
+
+def test_an_interval_that_ends_at_one_shows_no_gain():
+    assert vanishing({1: {"generate": ratio(1.5, reach=0.5)}}).at is not None
+
+
+def test_batches_are_gone_through_from_the_smallest_on_however_they_come():
+    shuffled = {rows: {"generate": ratio(value)} for rows, value in ((16, 0.5), (1, 1.5), (4, 0.9))}
+    found = vanishing(shuffled)
+    assert [each.rows for each in found.sweep] == [1, 4, 16]
+    assert found.at is found.sweep[1]
+
+
+def test_every_baseline_has_to_be_beaten_and_the_least_sure_is_named():
+    """The slower one by its mean may be the less sure: noise of its own."""
+    found = vanishing({1: {"full depth": ratio(1.2), "generate": ratio(1.25, reach=0.3), "compiled": ratio(1.4)}})
+    assert found.at is not None
+    assert found.at.against == "generate"
+    assert found.at.said == "1.25× [0.95, 1.55] against generate, 12 pairs"
+
+
+def test_one_pair_shows_no_gain():
+    alone = total_ratio(ByPair(np.array([9.0])), ByPair(np.array([1.0])))
+    assert vanishing({1: {"generate": alone}}).said == (
+        "no gain at batch 1 already: 9.00× [0.00, inf] against generate, 1 pairs"
+    )
+
+
+@pytest.mark.parametrize(("ratios", "said"), [({}, "ratios={}"), ({4: {}}, r"ratios\[4\]={}")])
+def test_nothing_timed_is_refused(ratios: Mapping[int, Mapping[str, Estimate]], said: str):
+    with pytest.raises(BadArgument, match=said):
+        vanishing(ratios)
+
+
+def timed(rng: np.random.Generator, faster: float, baselines: int = 2) -> dict[str, Estimate]:
+    """All baselines take the same time, the method ``faster`` times less; pairs vary by 7 %."""
+
+    def column(mean: float) -> ByPair:
+        return ByPair(mean * np.exp(0.05 * rng.standard_normal(PAIRS)))
+
+    own = column(1 / faster)
+    return {f"baseline {number}": total_ratio(column(1.0), own) for number in range(baselines)}
+
+
+def test_a_gain_that_ends_is_called_longer_no_more_often_than_its_level():
+    """1.3 × up to batch 2, as fast from batch 4 on: whoever goes on past 4 has been told a gain that is not there.
+
+    300 draws, a share of 2.5 % at most: 4 standard errors are 3.6 points.
+    """
+    rng, truth = np.random.default_rng(0), dict(zip(BATCHES, (1.3, 1.3, 1.0, 1.0, 1.0), strict=True))
+    ends = [vanishing({rows: timed(rng, faster) for rows, faster in truth.items()}).at for _ in range(300)]
+    late = np.mean([end is None or end.rows > 4 for end in ends])
+    assert late <= 0.061
+    assert np.mean([end is not None and end.rows < 4 for end in ends]) <= 0.02, "a third is more than noise hides"
