@@ -11,7 +11,7 @@ import copy
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import count, islice
@@ -35,6 +35,7 @@ from emad_ref.evidence.lending import Lending
 from emad_ref.evidence.sourced import Sourced
 from emad_ref.evidence.study import Study
 from emad_ref.models.again import Whence
+from emad_ref.models.compiling import compiling, graphs_traced
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
@@ -389,27 +390,33 @@ class Subject:
             # generate() sizes the cache it makes by the encoder's layers, of which there may be fewer
             given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
         try:
-            out = model.generate(**given, max_new_tokens=new)
+            with compiling() if compiled else nullcontext():
+                out = model.generate(**given, max_new_tokens=new)
         finally:
             model.generation_config = kept
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
 
-    def without_compiling(self) -> str:
-        """Why the model's own ``generate`` cannot be compiled here; empty where it was, just now.
+    def without_compiling(self, batch_sizes: Sequence[int] = (1,)) -> str:
+        """Why the model's own ``generate`` cannot be compiled here for these rows; empty where it was, just now.
 
         It costs the compilation: a minute or more on a CPU. The first of the tokens asked for comes of the prefill,
-        which is never compiled.
+        which is never compiled. Each batch size comes with a length of its own, so that both are free in one graph.
         """
         if self.seq2seq:
             return "an encoder-decoder model: transformers compiles no cache of two kinds"
-        (prompt,) = self.prompts(1, 8)
+        model, before = self.loaded.model, graphs_traced()
+        known = "_compiled_call" in vars(model)
         try:
-            self.own_greedy([prompt], 3, compiled=True)
+            for at, rows in enumerate(batch_sizes):
+                self.own_greedy(self.prompts(rows, 8 + at), 3, compiled=True)
         except (RuntimeError, ValueError, OSError) as refusal:  # TorchDynamo's, transformers', a missing C++ compiler
             return f"torch.compile: {type(refusal).__name__}: {str(refusal).strip().partition(chr(10))[0]}"
         # transformers decides by itself, and falls back to the plain step with no more than a warning
-        return "" if "_compiled_call" in vars(self.loaded.model) else "transformers does not compile this model's steps"
+        if "_compiled_call" not in vars(model):
+            return "transformers does not compile this model's steps"
+        # so does TorchDynamo where it can trace nothing of them
+        return "" if known or graphs_traced() > before else "TorchDynamo traces no graph of this model's steps"
 
 
 def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
