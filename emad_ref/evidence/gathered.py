@@ -23,6 +23,7 @@ from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.stopwatch import Stopwatch
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject
+from emad_ref.evidence.swept import Swept
 from emad_ref.evidence.traces import Traces
 from emad_ref.evidence.witnessed import Witnessed
 from emad_ref.models.loading import Loaded, load
@@ -115,6 +116,11 @@ class Evidence:
     def stopwatch(self) -> Stopwatch:
         """What the decoder under test takes in time."""
         return Stopwatch(self.points)
+
+    @cached_property
+    def swept(self) -> Swept:
+        """The same at batch sizes that decide nothing."""
+        return Swept(self.stopwatch, self.study.budget)
 
     @cached_property
     def beyond(self) -> Beyond:

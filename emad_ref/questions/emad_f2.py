@@ -15,6 +15,10 @@ The time of a mix of requests is their total: a leg estimates the ratio of total
 The point timed is one that EMAD-F1 lets stand; where there is none the row does not apply, and its ratios are listed as
 numbers. So with random weights, which take as long as trained ones and have no quality that a speed-up could cost.
 
+At ``standard`` and above further batch sizes are timed from fewer pairs (``evidence.swept``). They are numbers beside:
+a leg more would only ask more of the others. What they are for is the batch size at which the gain vanishes
+(``verdict.vanishing``), which is named in the reason and has a leg that decides nothing.
+
 What was emitted while the clock ran is looked at afterwards (``audit.timed``). Times of requests that are not what they
 are said to be are times of nothing, and a leg that names the difference is falsified, whatever else is absent.
 """
@@ -22,10 +26,11 @@ are said to be are times of nothing, and a leg that names the difference is fals
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from emad_ref.audit.finding import Finding
-from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.stopwatch import ADAPTIVE, COMPILED, FULL, GENERATE, Requests, tries_compiling
 from emad_ref.evidence.study import Study
@@ -36,12 +41,14 @@ from emad_ref.questions.premises import unanswered
 from emad_ref.questions.quality import stands
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.legs import corrected, counted, estimated, row, weighed
+from emad_ref.verdict.legs import corrected, counted, estimated, finite, row, weighed
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
+from emad_ref.verdict.vanishing import Vanishing, vanishing
 
 BASELINES = {FULL: "full depth", GENERATE: "generate", COMPILED: "compiled generate"}  # arm → how legs call it
 UNCOMPILED = "compiled baseline not run"
+ENDS = "batch size at which the gain vanishes"
 
 
 @dataclass(frozen=True)
@@ -57,12 +64,19 @@ class Timed:
 class Found:
     """``batches``: batch size → times. ``unusable``: why no speed-up of this point counts; "" where F1 lets it stand.
 
-    ``uncompiled``: why no compiled baseline ran; "" where one did.
+    ``uncompiled``: why no compiled baseline ran; "" where one did. ``swept``: batch sizes that decide nothing, from
+    fewer pairs; empty where there was no sweep.
     """
 
     batches: Mapping[int, Timed]
     unusable: str = ""
     uncompiled: str = ""
+    swept: Mapping[int, Timed] = field(default_factory=dict)
+
+    @property
+    def every(self) -> Mapping[int, Timed]:
+        """Batch sizes that decide and others, from the smallest on."""
+        return dict(sorted({**self.batches, **self.swept}.items()))
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
@@ -70,19 +84,43 @@ def decide(found: Found, asked: Asked) -> Verdict:
     if not found.batches:
         return asked.unmeasured("no batch size was timed")
     threshold = asked.claim.thresholds["speedup_ratio"]
-    ratios = dict(_ratios(found, threshold))
-    broken, beside = _checks(found), []
+    ratios = dict(_ratios(found.batches, threshold))
+    broken = _checks(found)
+    lies = any(leg.outcome == "falsified" for leg in broken)
+    beside = [] if lies else _swept(found, threshold)  # times of nothing end nowhere
     if found.uncompiled:
         beside.append(Leg("compiled baseline", "not applicable", None, None, 0, None, "", _why_uncompiled(found)))
     if found.unusable:
         numbers = [estimated(name, ratio, threshold=threshold) for name, ratio in ratios.items()]
         legs = [*broken, *numbers, *beside]
-        if any(leg.outcome == "falsified" for leg in broken):
+        if lies:
             return row(asked.claim, asked.model, legs)
         return replace(asked.not_applicable(found.unusable), legs=tuple(legs))
     tests = [weighed(name, ratio, "below", threshold, asked.claim.minimum) for name, ratio in ratios.items()]
     legs = [_slower(leg) for leg in corrected(tests, asked.other_legs)]
-    return row(asked.claim, asked.model, [*broken, *legs, *beside])
+    verdict = row(asked.claim, asked.model, [*broken, *legs, *beside])
+    if lies or not found.swept:
+        return verdict
+    return replace(verdict, reason=f"{verdict.reason}; {vanished(found.every).said}")
+
+
+def vanished(batches: Mapping[int, Timed]) -> Vanishing:
+    """Where the gain over every baseline ends. Raises BadArgument as ``vanishing``."""
+    return vanishing({
+        rows: {name: total_ratio(baseline, timed.adaptive) for name, baseline in timed.baselines.items()}
+        for rows, timed in batches.items()
+    })  # fmt: skip
+
+
+def _swept(found: Found, threshold: float) -> list[Leg]:
+    """Ratios of the batch sizes that decide nothing, and the leg that says where the gain ends."""
+    if not found.swept:
+        return []
+    legs = [estimated(name, ratio, threshold=threshold) for name, ratio in _ratios(found.swept, threshold)]
+    ends = vanished(found.every)
+    last = ends.at or ends.sweep[-1]
+    rows = None if ends.at is None else float(last.rows)
+    return [*legs, Leg(ENDS, "measured", rows, None, last.ratio.n, None, "rows", ends.said)]
 
 
 def _slower(leg: Leg) -> Leg:
@@ -92,8 +130,8 @@ def _slower(leg: Leg) -> Leg:
     return replace(leg, outcome="falsified", reason="slower than this baseline: the whole interval lies below 1×")
 
 
-def _ratios(found: Found, threshold: float) -> Iterator[tuple[str, Estimate]]:
-    for batch, timed in found.batches.items():
+def _ratios(batches: Mapping[int, Timed], threshold: float) -> Iterator[tuple[str, Estimate]]:
+    for batch, timed in batches.items():
         for name, baseline in timed.baselines.items():
             yield f"batch {batch}, against {name}", total_ratio(baseline, timed.adaptive, threshold=threshold)
 
@@ -101,7 +139,7 @@ def _ratios(found: Found, threshold: float) -> Iterator[tuple[str, Estimate]]:
 def _checks(found: Found) -> list[Leg]:
     """Per batch size: timed requests that are not what they are said to be falsify; else how much was compared."""
     legs = []
-    for batch, timed in found.batches.items():
+    for batch, timed in found.every.items():
         if timed.check is None:
             continue
         leg = counted(f"batch {batch}: timed requests", timed.check.n, timed.check.n, "tokens compared")
@@ -118,17 +156,50 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     """Of the points put forward that F1 lets stand, the one that saves most; beside it its row of the point table."""
     if evidence.subject.seq2seq:
         return Answer(asked.not_applicable(evidence.subject.without_quality), evidence.corpus, evidence.fingerprint)
-    stopwatch = evidence.stopwatch
     point, unusable = usable(evidence, asked)
-    batches = {
-        rows: timed_of(requests, stopwatch.checked(point, rows)) for rows, requests in stopwatch.timed(point).items()
-    }
-    verdict = decide(Found(batches, unusable, stopwatch.without_compiled), asked)
-    legs = sum(len(timed.baselines) for timed in batches.values()) + asked.other_legs
-    note = stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)
-    exhibits = Exhibits(notes=(note,), points=(stopwatch.row(point),))
+    found = found_at(evidence, point, unusable)
+    exhibits = shown(found, evidence, point, asked) + Exhibits(points=(evidence.stopwatch.row(point),))
     refused = unanswered(evidence) if unusable else ""
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits, refused)
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, exhibits, refused)
+
+
+def found_at(evidence: Evidence, point: OperatingPoint, unusable: str) -> Found:
+    """What was timed at ``point``, and looked at afterwards."""
+    stopwatch, swept = evidence.stopwatch, evidence.swept
+    return Found(
+        {rows: timed_of(each, stopwatch.checked(point, rows)) for rows, each in stopwatch.timed(point).items()},
+        unusable,
+        stopwatch.without_compiled,
+        {rows: timed_of(each, swept.checked(point, rows)) for rows, each in swept.timed(point).items()},
+    )
+
+
+def shown(found: Found, evidence: Evidence, point: OperatingPoint, asked: Asked) -> Exhibits:
+    """What was timed and what it can decide, where the gain ends, and the times of all arms."""
+    legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
+    notes = [evidence.stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)]
+    if found.swept:
+        notes.append(f"{evidence.subject.name}: {point.name!r}: {vanished(found.every).said}")
+    return Exhibits((Table(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))
+
+
+def time_rows(found: Found) -> list[dict[str, Any]]:
+    """Per batch size the mean time of a request by every arm, and the ratio against the baseline that is least sure."""
+    rows = []
+    for at in vanished(found.every).sweep:
+        timed, interval = found.every[at.rows], finite(at.ratio)
+        arms = {"the point": timed.adaptive, **timed.baselines}
+        rows.append({
+            "batch": at.rows,
+            "decides": at.rows in found.batches,
+            "pairs": at.ratio.n,
+            **{f"{name}, ms": 1e3 * float(seconds.values.mean()) for name, seconds in arms.items()},
+            "least sure against": at.against,
+            "× as fast": at.ratio.value,
+            "low": interval and interval[0],
+            "high": interval and interval[1],
+        })  # fmt: skip
+    return rows
 
 
 def timed_of(requests: Requests, check: Finding) -> Timed:

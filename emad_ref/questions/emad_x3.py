@@ -8,11 +8,10 @@ speed-up counts for nothing, and the ratios are listed as numbers. Where there i
 
 from __future__ import annotations
 
-from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions import emad_x1
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.emad_f2 import Found, decide, legs_of, timed_of
+from emad_ref.questions.emad_f2 import Found, decide, found_at, legs_of, shown
 from emad_ref.questions.premises import exit_premise
 
 __all__ = ["QUESTION", "Found", "answer", "decide"]
@@ -32,17 +31,12 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
 
 def timed(evidence: Evidence, asked: Asked) -> Answer:
     """Of an exit that has a point."""
-    point, stopwatch = evidence.beyond.point, evidence.stopwatch
+    point = evidence.beyond.point
     assert point is not None
     x1 = emad_x1.answer(evidence, asked.also("EMAD-X1")).verdict
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"
-    batches = {
-        rows: timed_of(requests, stopwatch.checked(point, rows)) for rows, requests in stopwatch.timed(point).items()
-    }
-    found = Found(batches, unusable, stopwatch.without_compiled)
-    legs = sum(len(timed.baselines) for timed in batches.values()) + asked.other_legs
-    note = stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)
-    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, Exhibits(notes=(note,)))
+    found = found_at(evidence, point, unusable)
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, shown(found, evidence, point, asked))
 
 
 QUESTION = Question(

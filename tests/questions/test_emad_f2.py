@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
 from emad_ref.evidence.stopwatch import Requests
+from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.questions import emad_f1, emad_f2
 from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.emad_f2 import Found, Timed, decide, timed_of, usable
@@ -32,7 +34,7 @@ def timed(ratio: float, n: int = 30, spread: float = 0.02, seed: int = 1, **more
     return Timed(arm(1.0), {"full depth": arm(ratio)} | {name: arm(seconds) for name, seconds in more.items()})
 
 
-def judged(batches: dict[int, Timed], other_legs: int = 0, **found: str) -> Verdict:
+def judged(batches: dict[int, Timed], other_legs: int = 0, **found: Any) -> Verdict:
     return decide(Found(batches, **found), Asked(F2, "m", np.random.default_rng(0), other_legs))
 
 
@@ -141,6 +143,70 @@ def test_times_of_something_else_are_falsified_though_no_point_was_usable():
         verdict = judged({1: broken}, unusable=unusable)
         assert verdict.verdict == "falsified"
         assert "adaptive, row 0: 3 tokens" in verdict.reason
+
+
+# ------------------------------------------------------------ where the gain ends
+
+
+def sweep(**more: float) -> dict[int, Timed]:
+    """2 and 8 rows, from twelve pairs."""
+    return {2: timed(1.3, n=12, seed=2, **more), 8: timed(0.9, n=12, seed=8, **more)}
+
+
+def test_a_sweep_changes_no_leg_that_decides_and_names_where_the_gain_ends():
+    batches = {1: timed(1.3), 4: timed(1.25, seed=4), 16: timed(1.12, seed=16)}
+    alone, beside = judged(batches), judged(batches, swept=sweep())
+    assert alone.verdict == beside.verdict == "survived"
+    assert [leg for leg in beside.legs if leg.outcome != "measured"] == list(alone.legs)
+    assert outcomes(beside)["batch 8, against full depth"] == "measured"
+    (ends,) = [leg for leg in beside.legs if leg.name == emad_f2.ENDS]
+    assert (ends.outcome, ends.estimate, ends.n, ends.unit) == ("measured", 8.0, 12, "rows")
+    assert beside.reason == f"{alone.reason}; {ends.reason}"
+    assert ends.reason.startswith("gain vanishes at batch 8: 0.89× [")
+    assert ends.reason.endswith("against full depth, 12 pairs (shown at batch 16 all the same)")
+
+
+def test_holm_s_family_does_not_grow_with_the_sweep():
+    crowd = {"other_legs": 60}
+    assert judged({1: timed(1.088)}, swept=sweep(), **crowd).legs[0] == judged({1: timed(1.088)}, **crowd).legs[0]
+    assert emad_f2.legs_of(Study(budget=BUDGETS["standard"])) == 3 * 2
+
+
+def test_a_gain_that_does_not_end_has_no_number():
+    verdict = judged({1: timed(1.3), 4: timed(1.3, seed=4)}, swept={2: timed(1.3, n=12, seed=2)})
+    (ends,) = [leg for leg in verdict.legs if leg.name == emad_f2.ENDS]
+    assert ends.estimate is None
+    assert verdict.reason.split("; ")[-1].startswith("still faster at batch 4: 1.3")
+
+
+def test_a_baseline_of_the_sweep_ends_a_gain_that_full_depth_would_leave():
+    verdict = judged({1: timed(1.3, generate=1.4)}, swept={2: timed(1.3, n=12, seed=2, generate=0.95)})
+    assert verdict.verdict == "survived", "the sweep decides nothing"
+    assert "gain vanishes at batch 2: 0.9" in verdict.reason
+    assert "against generate, 12 pairs" in verdict.reason
+
+
+def test_without_a_usable_point_the_end_of_its_gain_is_a_number_too():
+    verdict = judged({1: timed(1.5)}, unusable="no usable point", swept=sweep())
+    assert (verdict.verdict, verdict.reason) == ("not applicable", "no usable point")
+    assert set(outcomes(verdict).values()) == {"measured"}
+    assert emad_f2.ENDS in outcomes(verdict)
+
+
+def test_without_a_sweep_nothing_ends():
+    verdict = judged({1: timed(1.3), 4: timed(0.9, seed=4)})
+    assert emad_f2.ENDS not in outcomes(verdict)
+    assert "vanishes" not in verdict.reason
+
+
+def test_a_table_has_every_arm_in_milliseconds_and_the_least_sure_ratio():
+    found = Found({1: timed(1.3, generate=1.4, compiled=1.2)}, swept={2: timed(1.3, n=12, generate=0.9, compiled=1.2)})
+    first, second = emad_f2.time_rows(found)
+    assert (first["batch"], first["decides"], first["pairs"]) == (1, True, 30)
+    assert (second["batch"], second["decides"], second["pairs"]) == (2, False, 12)
+    assert first["compiled, ms"] == pytest.approx(1.2 * first["the point, ms"], rel=0.05)
+    assert (first["least sure against"], second["least sure against"]) == ("compiled", "generate")
+    assert second["low"] < second["× as fast"] < second["high"] < 1
 
 
 def test_arms_become_baselines_by_name():

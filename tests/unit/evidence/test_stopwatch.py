@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
+from transformers import StaticCache
 
 from emad_ref.evidence import stopwatch
 from emad_ref.evidence.gathered import Evidence
@@ -22,8 +25,11 @@ from emad_ref.evidence.stopwatch import (
     tries_compiling,
 )
 from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.evidence.subject import Subject
 from emad_ref.meters.clock import Timings
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.compiling import graphs_traced
+from emad_ref.models.loading import load
 from emad_ref.record import Record
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
@@ -281,3 +287,63 @@ def test_a_model_whose_steps_were_compiled_has_the_baseline(monkeypatch):
     monkeypatch.setattr(evidence.subject, "own_greedy", lambda *asked, **options: None)
     evidence.loaded.model = SimpleNamespace(_compiled_call=None)
     assert evidence.subject.without_compiling() == ""
+
+
+def test_compiled_steps_run_over_a_static_cache_and_emit_what_plain_ones_do(monkeypatch):
+    """``torch.compile`` itself is left out, which takes seconds: what is handed to it runs as it is."""
+    evidence, handed, steps = timing(Host()), [], []
+
+    def as_it_is(step, **options):
+        handed.append(options)
+
+        def run(*given, **named):
+            steps.append((named["input_ids"].shape, type(named["past_key_values"])))
+            assert torch._dynamo.config.fail_on_recompile_limit_hit, "it raises where it would not be compiled"
+            return step(*given, **named)
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", as_it_is)
+    prompts = evidence.subject.prompts(2, 8)
+    found = evidence.subject.own_greedy(prompts, 5, compiled=True)
+    assert found.tolist() == evidence.subject.own_greedy(prompts, 5).tolist()
+    assert len(handed) == 1, "the plain one compiles nothing"
+    assert steps == [((2, 1), StaticCache)] * 4, "the first of five tokens comes of the prefill, which is not compiled"
+    assert evidence.loaded.model.generation_config.cache_implementation is None
+    assert evidence.subject.without_compiling() == ""
+
+
+def test_every_batch_size_is_tried_before_the_race(monkeypatch):
+    evidence, tried = timing(Host()), []
+
+    def greedy(prompts, new, compiled):
+        tried.append((len(prompts), len(prompts[0].tokens)))
+        if len(prompts) == 8:
+            raise RuntimeError("more shapes than TorchDynamo compiles a step for")
+
+    monkeypatch.setattr(evidence.subject, "own_greedy", greedy)
+    assert "RuntimeError: more shapes" in evidence.subject.without_compiling(evidence.subject.budget.batch_sizes)
+    assert [rows for rows, _ in tried] == [1, 2, 8]
+    assert len({length for _, length in tried}) == 3, "lengths differ, so that one graph serves any"
+
+
+def test_steps_of_which_nothing_was_traced_are_not_called_compiled(monkeypatch):
+    evidence = timing(Host())
+
+    def untraced(prompts, new, compiled):
+        evidence.loaded.model._compiled_call = evidence.loaded.model.__call__  # transformers', and no more
+
+    monkeypatch.setattr(evidence.subject, "own_greedy", untraced)
+    assert evidence.subject.without_compiling() == "TorchDynamo traces no graph of this model's steps"
+
+
+@pytest.mark.slow  # it compiles: half a minute
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_a_bundled_models_steps_compile_for_every_batch_size_and_emit_its_tokens():
+    subject = Subject(load("emad-nano"), Study(), Host())
+    assert subject.without_compiling((1, 2)) == ""
+    before = graphs_traced()
+    for rows in (1, 2, 4):
+        prompts = subject.prompts(rows, 12)
+        assert subject.own_greedy(prompts, 4, compiled=True).tolist() == subject.own_greedy(prompts, 4).tolist()
+    assert graphs_traced() - before <= 1, "one row of any length; any rows of any length were there already"
