@@ -3,6 +3,12 @@
 The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs. The time of a
 mix of requests is their total, and so are its FLOPs (``times.total_ratio``).
 
+What the claim names is speculative decoding of the same pair, and not ours: transformers' assisted generation is the
+same by another implementation, and whoever wants the large model's output takes the faster of the two. Which that is
+nobody knows beforehand, so in time each is a leg (an intersection–union test, as in ``emad_f2``). Its FLOPs are not
+counted: that leg has ours alone. Prompt lookup gives the same output too, and drafts without a second model: it is no
+speculation of the pair, and so a number beside.
+
 It is asked first whether the rule's score holds, as EAD-F1 asks: what share of the large model's score it keeps, at
 the first saving that the paper reports. Where that is shown to be less than the paper keeps, the row does not apply,
 and its ratios are listed as numbers: whoever may lose as much as he likes beats any decoder. Where it is not shown to
@@ -16,14 +22,15 @@ weights without quality; it is unmeasured where a decoder of the pair does not c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from emad_ref.decoding.switching import LARGE
 from emad_ref.evidence.pair.answered import described
 from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.ead_f1 import RESULTS
-from emad_ref.questions.paired import Raced, about, nothing_written, raced, speed_leg
+from emad_ref.questions.paired import Raced, about, absent_legs, nothing_written, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, estimated, row, weighed
@@ -31,7 +38,8 @@ from emad_ref.verdict.scores import retained
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByItem
 
-ARMS = ("large", "EAD", "speculative")
+ARMS = ("large", "EAD", "speculative", *LIBRARY)
+SPECULATING = {"speculative": "wall-clock", ASSISTED: "wall-clock, against assisted generation"}  # arm → its leg
 
 
 @dataclass(frozen=True)
@@ -52,20 +60,25 @@ class Score:
 
 @dataclass(frozen=True)
 class Found:
-    """``arms``: each of ``ARMS`` on the same requests of ``new`` tokens; ``score``: of the rule that was timed."""
+    """``arms``: those of ``ARMS`` that ran, on the same requests of ``new`` tokens; ``score``: of the rule that was
+    timed; ``absent``: arm of transformers that did not run → why.
+    """
 
     arms: Mapping[str, Raced]
     new: int
     score: Score
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """A leg for wall-clock, one for FLOPs, one for the score, which cannot be falsified; speeds are listed."""
+    """A leg for wall-clock against each speculation of the pair, one for FLOPs, one for the score, which cannot be
+    falsified; prompt lookup and speeds are listed.
+    """
     ead, speculative, claim = found.arms["EAD"], found.arms["speculative"], asked.claim
     if ead.spent is None or speculative.spent is None:
         return asked.unmeasured("a decoder of the pair does not count its work")
     gains = _gains(found.arms, asked)
-    beside = _speeds(found.arms, found.new)
+    beside = _beside(found.arms, found.new, found.absent)
     held = retained(found.score.right, found.score.alone, found.score.kept)
     score = _score_leg(found.score, held, asked)
     if score.outcome == "falsified":
@@ -75,24 +88,35 @@ def decide(found: Found, asked: Asked) -> Verdict:
     return row(claim, asked.model, [*corrected(tests, asked.other_legs), score, *beside])
 
 
-def as_numbers(arms: Mapping[str, Raced], new: int, asked: Asked) -> tuple[Leg, ...]:
+def as_numbers(arms: Mapping[str, Raced], new: int, asked: Asked, absent: Mapping[str, str]) -> tuple[Leg, ...]:
     """What was timed where no score can be asked: ratios and speeds, none of which decides anything."""
-    return (*_numbers(_gains(arms, asked)), *_speeds(arms, new))
+    return (*_numbers(_gains(arms, asked)), *_beside(arms, new, absent))
 
 
 def _gains(arms: Mapping[str, Raced], asked: Asked) -> dict[str, tuple[Estimate, float]]:
-    """Switching against speculation: how much faster, in how many fewer FLOPs where both are counted; thresholds."""
+    """Switching against speculation: how much faster than each, in how many fewer FLOPs where both are counted; and
+    thresholds.
+    """
     ead, speculative = arms["EAD"], arms["speculative"]
     fastest, fewest = asked.claim.thresholds["speedup_ratio"], asked.claim.thresholds["flop_ratio"]
-    gains = {"wall-clock": (total_ratio(speculative.seconds, ead.seconds, threshold=fastest), fastest)}
+    gains = {
+        leg: (total_ratio(arms[arm].seconds, ead.seconds, threshold=fastest), fastest)
+        for arm, leg in SPECULATING.items()
+        if arm in arms
+    }
     if ead.spent is not None and speculative.spent is not None:
         work = total_ratio(speculative.spent, ead.spent, threshold=fewest)
         gains["FLOPs"] = replace(work, unit="× fewer FLOPs"), fewest
     return gains
 
 
-def _speeds(arms: Mapping[str, Raced], new: int) -> list[Leg]:
-    return [speed_leg(arm, new, arms[arm].seconds) for arm in ARMS]
+def _beside(arms: Mapping[str, Raced], new: int, absent: Mapping[str, str]) -> list[Leg]:
+    """How much faster than prompt lookup, what did not run, and the speeds of all arms."""
+    ead, ratios = arms["EAD"].seconds, []
+    if lookup := arms.get(LOOKUP):
+        ratios.append(estimated("wall-clock, against prompt lookup", total_ratio(lookup.seconds, ead)))
+    speeds = [speed_leg(arm, new, arms[arm].seconds) for arm in ARMS if arm in arms]
+    return [*ratios, *absent_legs(absent), *speeds]
 
 
 def _numbers(gains: Mapping[str, tuple[Estimate, float]]) -> list[Leg]:
@@ -124,10 +148,10 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     if absent and pair.models.without_quality:
         return absent  # which model writes which token follows from the weights, and so does the time
     timed = pair.timing.rivals
-    arms = raced(pair, timed, ARMS)
+    arms, not_run = raced(pair, timed, ARMS), pair.timing.library.absent
     if absent:
-        return replace(absent, verdict=replace(absent.verdict, legs=as_numbers(arms, timed.new, asked)))
-    return about(pair, decide(Found(arms, timed.new, _score(pair, asked)), asked))
+        return replace(absent, verdict=replace(absent.verdict, legs=as_numbers(arms, timed.new, asked, not_run)))
+    return about(pair, decide(Found(arms, timed.new, _score(pair, asked), not_run), asked))
 
 
 def _score(pair: Pair, asked: Asked) -> Score:
@@ -139,4 +163,12 @@ def _score(pair: Pair, asked: Asked) -> Score:
     return Score(task, described(rule), done.right, alone.right, saving, kept, wanted)
 
 
-QUESTION = Question("EAD-F2", "pair", answer, legs=lambda study, layers: 2, measures=True, budget="standard")
+# Time against each speculation, and FLOPs.
+QUESTION = Question(
+    "EAD-F2",
+    "pair",
+    answer,
+    legs=lambda study, layers: len(SPECULATING) + 1,
+    measures=True,
+    budget="standard",
+)

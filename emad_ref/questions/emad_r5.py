@@ -6,6 +6,11 @@ a request to the point with probability w, to full depth otherwise, is itself a 
 than the point, w makes their FLOPs equal, and time and accuracy are the mixture's. Where speculation saves nothing, or
 more than the point, no mixture spends as much, and the point is compared as it is; FLOPs stand beside.
 
+Speculation by transformers, assisted generation of the same two models, is speculative decoding of this model as well:
+the same mixture has to be faster than it, too, in a leg of its own (an intersection–union test, as in ``emad_f2``). Its
+FLOPs are not counted, so that w stays what makes them equal to our speculation's. Prompt lookup, which no small model
+drafts for, is a number beside.
+
 Accuracy is judged on every task that counts at the point (``verdict.counting``), each a leg. Where none does, nothing
 could be lost, and the row does not apply; nor does it where F1 lets no point stand, or to weights without quality. The
 times are then listed as numbers.
@@ -17,13 +22,14 @@ exits, no second model, no loss. The time of a mix of requests is their total (`
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.emad_f2 import usable
-from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed_leg
+from emad_ref.questions.paired import Raced, about, absent_legs, acceptance_leg, raced, speed_leg
 from emad_ref.text import world
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.counting import TaskAt
@@ -34,7 +40,8 @@ from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
 LOSSLESS = ("speculative", "self-speculative")
-ARMS = ("large", "EMAD", *LOSSLESS)
+ARMS = ("large", "EMAD", *LOSSLESS, *LIBRARY)
+AGAINST = {"speculative": f"speculation, k = {DRAFTED}", ASSISTED: "assisted generation"}  # arms that decide
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,7 @@ class Found:
     ``exit_layer``: after which the large model drafts for itself, None where it cannot.
 
     ``tasks``: those of the large model, whether or not they count. ``unusable``: why no speed-up of the point counts.
+    ``absent``: arm of transformers that did not run → why.
     """
 
     arms: Mapping[str, Raced]
@@ -51,22 +59,26 @@ class Found:
     exit_layer: int | None
     tasks: Mapping[str, TaskAt]
     unusable: str = ""
+    absent: Mapping[str, str] = field(default_factory=dict)
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
-    """A leg for time against speculation, one for accuracy on each counting task; everything else only reports."""
+    """A leg for time against each speculation, one for accuracy on each counting task; everything else only reports."""
     claim, weight = asked.claim, share_at_point(found.arms)
     fastest, most = claim.thresholds["speedup_ratio"], claim.thresholds["accuracy_drop"]
     name = found.point if weight == 1 else f"{found.point} on {weight:.0%} of requests, full depth on the others"
-    emad, speculative = _mixed(found.arms, weight), found.arms["speculative"]
-    speed = total_ratio(speculative.seconds, emad, threshold=fastest)
-    against = f"{name} against speculation, k = {DRAFTED}"
+    emad = _mixed(found.arms, weight)
+    speeds = {
+        f"{name} against {said}": total_ratio(found.arms[arm].seconds, emad, threshold=fastest)
+        for arm, said in AGAINST.items()
+        if arm in found.arms
+    }
     drops = {task: _drop(held, weight, most) for task, held in found.tasks.items() if held.counts}
     beside = [*_idle(found), *_beside(found, emad)]
     if reason := found.unusable or _nothing_to_lose(found):
-        numbers = [estimated(against, speed, threshold=fastest)]
+        numbers = [estimated(against, speed, threshold=fastest) for against, speed in speeds.items()]
         return replace(asked.not_applicable(reason), legs=(*numbers, *beside))
-    tests = [weighed(against, speed, "below", fastest, claim.minimum)]
+    tests = [weighed(against, speed, "below", fastest, claim.minimum) for against, speed in speeds.items()]
     tests += [
         weighed(f"{name}: accuracy on {task}", drop, "above", most, claim.minimum) for task, drop in drops.items()
     ]
@@ -117,6 +129,9 @@ def _idle(found: Found) -> list[Leg]:
 def _beside(found: Found, emad: ByPair) -> list[Leg]:
     """Speeds of all arms, self-speculation, acceptance, and FLOPs where they are counted."""
     legs = [speed_leg(name, found.new, arm.seconds) for name, arm in found.arms.items()]
+    legs += absent_legs(found.absent)
+    if lookup := found.arms.get(LOOKUP):
+        legs.append(estimated(f"{found.point} against {LOOKUP}", total_ratio(lookup.seconds, emad)))
     if own := found.arms.get("self-speculative"):
         name = f"{found.point} against self-speculation after layer {found.exit_layer}, k = {DRAFTED}"
         legs.append(estimated(name, total_ratio(own.seconds, emad)))
@@ -147,16 +162,17 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     scored = pair.large.scored
     tasks = {task: scored.at(task, point) for task in scored.tasks}
     exit_layer = next(iter(pair.models.exit_layers), None)
-    found = Found(raced(pair, timed, ARMS), timed.new, point.name, exit_layer, tasks, unusable)
+    arms, absent = raced(pair, timed, ARMS), pair.timing.library.absent
+    found = Found(arms, timed.new, point.name, exit_layer, tasks, unusable, absent)
     return about(pair, decide(found, asked))
 
 
-# Time, and accuracy on each task that the large model is scored on.
+# Time against each speculation, and accuracy on each task that the large model is scored on.
 QUESTION = Question(
     "EMAD-R5",
     "pair",
     answer,
-    legs=lambda study, layers: 1 + len(world.TASKS) + len(study.tasks),
+    legs=lambda study, layers: len(AGAINST) + len(world.TASKS) + len(study.tasks),
     measures=True,
     budget="standard",
 )

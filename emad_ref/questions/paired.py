@@ -31,7 +31,8 @@ def raced(pair: Pair, timed: Timed, arms: Iterable[str]) -> Mapping[str, Raced]:
     found = {}
     for arm in arms:
         if arm in timed.seconds:
-            spent = pair.models.spent(timed.results[arm])
+            recorded = timed.recorded(arm)
+            spent = pair.models.spent(recorded) if recorded else None
             column = None if spent is None else ByPair(spent)
             found[arm] = Raced(timed.seconds[arm], column, tuple(timed.accepted(arm)))
     return found
@@ -61,6 +62,13 @@ def nothing_written(pair: Pair, asked: Asked) -> Answer | None:
 def about(pair: Pair, verdict: Verdict, exhibits: Exhibits | None = None) -> Answer:
     """The answer of a question that was decided on this pair's items."""
     return Answer(verdict, pair.corpus, pair.fingerprint, exhibits or Exhibits())
+
+
+def absent_legs(absent: Mapping[str, str]) -> list[Leg]:
+    """Arms of transformers that did not run, each with the reason."""
+    return [
+        Leg(name, "not applicable", None, None, 0, None, "", f"{name} not run: {why}") for name, why in absent.items()
+    ]
 
 
 def speed_leg(name: str, new: int, seconds: ByPair) -> Leg:

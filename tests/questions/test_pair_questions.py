@@ -131,12 +131,15 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     answer = ask(question_of("EAD-F2"), alike, asked("EAD-F2", rng()))
     assert answer.verdict.verdict == "not applicable"
     assert "there is nothing to route" in answer.verdict.reason
-    assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 5
-    wall, flops, *speeds = answer.verdict.legs
+    assert [leg.outcome for leg in answer.verdict.legs] == ["measured"] * 9
+    wall, assisted, flops, lookup, *speeds = answer.verdict.legs
     assert (wall.name, flops.name) == ("wall-clock", "FLOPs")
+    assert assisted.name == "wall-clock, against assisted generation"
+    assert lookup.name == "wall-clock, against prompt lookup"
     spent = {arm: alike.models.spent(alike.timing.rivals.results[arm]).sum() for arm in ("EAD", "speculative")}
     assert flops.estimate == pytest.approx(spent["speculative"] / spent["EAD"], rel=1e-9)
-    assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in ("large", "EAD", "speculative")]
+    arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
+    assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
     assert alike.timing.rule == alike.rules.nearest(alike.timing.task, 0.415)
 
 

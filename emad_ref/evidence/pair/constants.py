@@ -2,7 +2,8 @@
 
 τ, the model that starts, w and d_min, one at a time from the w and d_min in force; speculation at several widths, gated
 and not, and drafted by the large model itself, which leaves at each of its probes and goes on from there. Batch 1, the
-same items and prompts for all; score, share, acceptance and FLOPs off records, time in pairs. No claim is decided here.
+same items and prompts for all; score, share, acceptance and FLOPs off records, time in pairs. Transformers' own ways
+(``library``) have a time, and no record to read the rest off. No claim is decided here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ Widths = Mapping[str, tuple[int, float | None]]  # name → k, gate in bits
 def exhibited(pair: Pair) -> Exhibits:
     """The table over all tasks worth routing, and why self-speculation is not in it where it is not."""
     tasks, reason = pair.rules.written, pair.models.without_drafting
-    notes = (f"{pair.name}: self-speculation: not applicable ({reason})",) if reason else ()
+    absent = dict(pair.timing.library.absent) | ({"self-speculation": reason} if reason else {})
+    notes = tuple(f"{pair.name}: {name}: not applicable ({why})" for name, why in absent.items())
     rows = [row for task in tasks for row in _rows(pair, task)]
     return Exhibits((Table(f"{TITLE}, {', '.join(tasks)}", rows),), notes)
 
@@ -55,10 +57,13 @@ def _rows(pair: Pair, task: str) -> list[dict[str, object]]:
     }
     answered |= {name: answers.self_speculated(layer, task, "validate", count) for name, layer in exits.items()}
     speeds = _tokens_per_second(pair, rules, widths, exits)
-    return [
+    rows = [
         table_row(name, done, **{"acceptance %": done.acceptance, "task": task, "tokens/s": speeds[name]})
         for name, done in answered.items()
     ]
+    unread: dict[str, object] = dict.fromkeys(rows[0])
+    library = [unread | {"decoding": name, "task": task, "tokens/s": speeds[name]} for name in pair.timing.library.arms]
+    return [*rows, *library]
 
 
 def varied(pair: Pair, task: str) -> list[SwitchingRule]:
@@ -82,5 +87,7 @@ def _tokens_per_second(
         if exits:
             drafting = stack.enter_context(pair.models.drafting())
             arms |= {name: self_speculating(drafting, layer) for name, layer in exits.items()}
+        arms |= dict(pair.timing.library.arms)
         timed = pair.timing.timed(arms, pair.size.reported)
+        pair.timing.require_lossless(timed, large.decoder, "large alone")
     return {name: float(timed.new / np.median(seconds.values)) for name, seconds in timed.seconds.items()}

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from emad_ref.evidence.pair.library import ASSISTED, LIBRARY
 from emad_ref.questions.ead_f2 import ARMS, Found, Score
 from emad_ref.verdict.claims import Verdict
 from tests.questions.cases.answered import raced, right
@@ -17,13 +18,23 @@ SAVED = 0.45
 
 
 def against_speculation(
-    time: float, work: float, kept: float = 1.0, *, items: int = 400, saving: float = SAVED, pairs: int = 40
+    time: float,
+    work: float,
+    kept: float = 1.0,
+    *,
+    items: int = 400,
+    saving: float = SAVED,
+    pairs: int = 40,
+    assisted: float | None = None,
 ):
-    """Speculation takes ``time`` and ``work`` times what switching does, which keeps ``kept`` of the score."""
+    """Speculation takes ``time`` and ``work`` times what switching does, which keeps ``kept`` of the score. By
+    transformers it takes ``assisted`` times as long, None for as long as ours."""
 
     def found(rng: np.random.Generator) -> Found:
         own = dict.fromkeys(ARMS, 1.0)
-        arms = raced(rng, own | {"speculative": time}, own | {"speculative": work}, pairs=pairs)
+        times = own | {"speculative": time, ASSISTED: time if assisted is None else assisted}
+        counted = {arm: 1.0 for arm in ARMS if arm not in LIBRARY}
+        arms = raced(rng, times, counted | {"speculative": work}, pairs=pairs)
         alone, switched = right(rng, items, 0.8, 1 - kept, 0.0)
         return Found(arms, 8, Score("task", "rule", switched, alone, saving, KEPT, WANTED))
 
@@ -36,15 +47,41 @@ def uncounted(rng: np.random.Generator) -> Found:
 
 
 def the_same_twice(rng: np.random.Generator) -> Found:
-    """Switching and speculation are one arm under two names."""
+    """Switching and speculation, by either implementation, are one arm under three names."""
     found = against_speculation(1.0, 1.0)(rng)
-    return replace(found, arms=dict(found.arms) | {"EAD": found.arms["speculative"]})
+    arms, same = dict(found.arms), found.arms["speculative"]
+    return replace(found, arms=arms | {"EAD": same, ASSISTED: replace(same, spent=None)})
+
+
+def unassisted(time: float, work: float):
+    """Transformers refuses to assist."""
+
+    def found(rng: np.random.Generator) -> Found:
+        made = against_speculation(time, work)(rng)
+        arms = {arm: one for arm, one in made.arms.items() if arm != ASSISTED}
+        return replace(made, arms=arms, absent={ASSISTED: "ValueError: no cache"})
+
+    return found
 
 
 def names_the_score(verdict: Verdict) -> None:
-    assert len(verdict.legs) == 3 + len(ARMS)
-    assert verdict.legs[2].name == "score kept on task by rule; speculation loses none"
-    assert verdict.legs[2].threshold == KEPT
+    assert len(verdict.legs) == 3 + 1 + 1 + len(ARMS)
+    assert verdict.legs[3].name == "score kept on task by rule; speculation loses none"
+    assert verdict.legs[3].threshold == KEPT
+    (lookup,) = [leg for leg in verdict.legs if leg.name == "wall-clock, against prompt lookup"]
+    assert lookup.outcome == "measured", "no speculation of the pair"
+
+
+def names_assisted(verdict: Verdict) -> None:
+    outcomes = {leg.name: leg.outcome for leg in verdict.legs}
+    assert outcomes["wall-clock, against assisted generation"] == "falsified"
+    assert outcomes["wall-clock"] == "survived"
+
+
+def says_what_did_not_run(verdict: Verdict) -> None:
+    (absent,) = [leg for leg in verdict.legs if leg.outcome == "not applicable"]
+    assert (absent.name, absent.reason) == ("assisted", "assisted not run: ValueError: no cache")
+    assert "wall-clock, against assisted generation" not in {leg.name for leg in verdict.legs}
 
 
 def lists_ratios_as_numbers(verdict: Verdict) -> None:
@@ -68,13 +105,17 @@ def saves_too_little(verdict: Verdict) -> None:
 CASES = [
     Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5), 20, check=names_the_score),
     Case("slower and dearer", "fails", against_speculation(0.8, 0.7), draws=20),
+    Case("faster than our speculation, slower than transformers'", "fails",
+         against_speculation(1.3, 1.5, assisted=0.8), draws=20, check=names_assisted),
+    Case("faster and cheaper than ours, where transformers refuses", "holds", unassisted(1.3, 1.5), draws=10,
+         check=says_what_did_not_run),
     Case("faster, but dearer", "fails", against_speculation(1.3, 0.7), draws=20),
     Case("faster and cheaper, and loses a quarter of the score", "premise",
          against_speculation(1.3, 1.5, 0.75, items=800), draws=20, check=lists_ratios_as_numbers),
     Case("too few items to show a score", "tied", against_speculation(1.3, 1.5, items=99), draws=5, check=lacks_items),
     Case("keeps the score where it saves less than the paper", "tied",
          against_speculation(1.3, 1.5, saving=0.40), draws=5, check=saves_too_little),
-    Case("one arm under two names", "tied", the_same_twice, draws=10),
+    Case("one arm under three names", "tied", the_same_twice, draws=10),
     *celled("cheaper, and as fast", "edge", lambda n, _: against_speculation(1.0, 2.0, pairs=n), icc=(0.0,), draws=10),
     *celled("faster and cheaper, keeps the paper's share", "edge",
             lambda n, _: against_speculation(1.3, 1.5, KEPT, items=5 * n), icc=(0.0,), draws=10),

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from emad_ref.evidence.pair.library import ASSISTED, LOOKUP
 from emad_ref.questions.emad_r5 import ARMS, Found
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.counting import TaskAt
@@ -16,6 +17,7 @@ from tests.questions.simulation import Case, celled
 WORK = {"large": 2.0, "EMAD": 1.0, "speculative": 2.6, "self-speculative": 1.8}
 ACCEPTED = {"speculative": 0.7, "self-speculative": 0.8}
 GUESS, SAVED = 0.25, 0.4
+WITHOUT_ITSELF = tuple(arm for arm in ARMS if arm != "self-speculative")
 
 
 def emad(
@@ -27,14 +29,17 @@ def emad(
     pairs: int = 40,
     saving: float = SAVED,
     unusable: str = "",
+    assisted: float = 1.0,
 ):
-    """``faster``: than speculation. ``drop``: of accuracy on one task of two, nothing gained; full depth is always
-    right. A third task is guessed by either arm, each for itself."""
+    """``faster``: than speculation, ours; by transformers that takes ``assisted`` times as long. ``drop``: of accuracy
+    on one task of two, nothing gained; full depth is always right. A third task is guessed by either arm, each for
+    itself.
+    """
 
     def found(rng: np.random.Generator) -> Found:
-        times = dict.fromkeys(arms, 1.0) | {"EMAD": 1 / faster}
+        times = dict.fromkeys(arms, 1.0) | {"EMAD": 1 / faster, ASSISTED: assisted}
         drafting = {arm: rate for arm, rate in ACCEPTED.items() if arm in arms}
-        made = raced(rng, times, {arm: WORK[arm] for arm in arms}, drafting, pairs=pairs)
+        made = raced(rng, times, {arm: WORK[arm] for arm in arms if arm in WORK}, drafting, pairs=pairs)
         tasks = {
             "task": TaskAt(*right(rng, items, 1.0, drop, 0.0), GUESS, saving),
             "other": TaskAt(*right(rng, items, 1.0, 0.0, 0.0), GUESS, saving),
@@ -53,10 +58,16 @@ def at_equal_flops(faster: float, drop: float, pairs: int = 40, items: int = 200
     def found(rng: np.random.Generator) -> Found:
         made = emad(1 / point, drop / share, items=items, pairs=pairs)(rng)
         spent = {"large": 1.0, "EMAD": 0.5, "speculative": 0.8, "self-speculative": 0.9}
-        arms = {name: replace(arm, spent=ByPair(np.full(pairs, spent[name]))) for name, arm in made.arms.items()}
+        arms = {
+            name: replace(arm, spent=ByPair(np.full(pairs, spent[name])) if name in spent else None)
+            for name, arm in made.arms.items()
+        }
         slower = faster * (share * point + 1 - share)
-        times = ByPair(arms["speculative"].seconds.values * slower)
-        return replace(made, arms=arms | {"speculative": replace(arms["speculative"], seconds=times)})
+        both = {
+            name: replace(arms[name], seconds=ByPair(arms[name].seconds.values * slower))
+            for name in ("speculative", ASSISTED)
+        }
+        return replace(made, arms=arms | both)
 
     return found
 
@@ -67,9 +78,10 @@ def never_fires(rng: np.random.Generator) -> Found:
 
 
 def itself(rng: np.random.Generator) -> Found:
-    """EMAD is timed as speculation was."""
+    """EMAD is timed as speculation was, by either implementation."""
     found = emad(1.0, 0.0)(rng)
-    return replace(found, arms=dict(found.arms) | {"EMAD": found.arms["speculative"]})
+    arms, same = dict(found.arms), found.arms["speculative"]
+    return replace(found, arms=arms | {"EMAD": same, ASSISTED: replace(same, spent=None)})
 
 
 def lists_the_rivals(verdict: Verdict) -> None:
@@ -77,6 +89,8 @@ def lists_the_rivals(verdict: Verdict) -> None:
     covers(legs["emad against self-speculation after layer 4, k = 4"], 1.5)
     for arm in ACCEPTED:
         covers(legs[f"FLOPs against {arm}"], WORK[arm])
+    assert legs["emad against assisted generation"].outcome == "survived"
+    covers(legs[f"emad against {LOOKUP}"], 1.5)
     guessed = legs["emad: accuracy on guessed"]
     if guessed.outcome == "measured":  # one time in twenty guesses pass for an answer
         assert "not solved" in guessed.reason
@@ -89,7 +103,8 @@ def lists_one_rival(verdict: Verdict) -> None:
 def names_the_mixture(verdict: Verdict) -> None:
     names = [leg.name for leg in verdict.legs]
     assert names[0] == "emad on 40% of requests, full depth on the others against speculation, k = 4"
-    assert names[1] == "emad on 40% of requests, full depth on the others: accuracy on task"
+    assert names[1] == "emad on 40% of requests, full depth on the others against assisted generation"
+    assert names[2] == "emad on 40% of requests, full depth on the others: accuracy on task"
 
 
 def nothing_could_be_lost(verdict: Verdict) -> None:
@@ -106,7 +121,8 @@ def has_no_point(verdict: Verdict) -> None:
 
 CASES = [
     Case("faster, and loses nothing", "holds", emad(1.5, 0.0005), draws=10, check=lists_the_rivals),
-    Case("it cannot draft for itself", "holds", emad(1.5, 0.0005, ARMS[:3]), draws=5, check=lists_one_rival),
+    Case("it cannot draft for itself", "holds", emad(1.5, 0.0005, WITHOUT_ITSELF), draws=5, check=lists_one_rival),
+    Case("faster than our speculation, slower than transformers'", "fails", emad(1.5, 0.0005, assisted=0.5), draws=10),
     Case("faster, and loses five points", "fails", emad(1.5, 0.05), draws=10),
     Case("slower, and loses nothing", "fails", emad(0.8, 0.0005), draws=10),
     Case("at equal FLOPs faster, and loses little", "holds", at_equal_flops(1.5, 0.001), 10, check=names_the_mixture),

@@ -17,11 +17,12 @@ from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.host import Host, ours
-from emad_ref.evidence.pair import constants, timing
+from emad_ref.evidence.pair import constants, library, timing
 from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, longest
 from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
+from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP, Library
 from emad_ref.evidence.pair.rules import PAPER, Compared, Constants
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
@@ -31,6 +32,7 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
+from emad_ref.questions.paired import raced
 from emad_ref.record import DECODE, DRAFT, VERIFY
 from emad_ref.tasks.scoring import Item
 from emad_ref.text.documents import Example
@@ -402,7 +404,9 @@ def test_self_speculation_is_timed_beside_the_rivals_where_it_can_be(models, mon
     except Unsupported as refusal:  # which the plugin would report as a skipped test
         pytest.fail(f"one arm's refusal took the others along: {refusal}")
     (done,) = ran
-    assert set(done) == {"large", "EMAD", "speculative"} | more
+    assert set(done) == {"large", "EMAD", "speculative", *LIBRARY} | more
+    for name in LIBRARY:
+        assert done[name].tolist() == done["large"].emitted[0].tolist(), name
     if more:
         assert done["self-speculative"].record.emitted[0].tolist() == done["large"].emitted[0].tolist()
         assert set(done["self-speculative"].record.tokens.depth.tolist()) == {4, 12}, "it leaves at the first probe"
@@ -457,6 +461,36 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
     monkeypatch.setattr(timing, liar, lies)
     with pytest.raises(Refuted, match=said):
         bundled.timing.emad_rivals(point)
+
+
+def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_large_models_tokens(bundled) -> None:
+    bundled.rules.__dict__["compared"] = {TASK: worth()}
+    with bundled.models.partners() as (_, large):
+        timed = bundled.timing.timed({"large": alone(large.decoder), **bundled.timing.library.arms}, 1)
+    assert {name: len(timed.recorded(name)) for name in timed.results} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
+    made = raced(bundled, timed, ("large", *LIBRARY))
+    assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
+    bundled.timing.require_lossless(timed, large.decoder)
+    for name in LIBRARY:
+        (emitted,) = timed.results[name]
+        lies = replace(timed, results={**timed.results, name: [np.append(emitted[:-1], emitted[-1] + 1)]})
+        with pytest.raises(Refuted, match=r"row 0, new token .* no tie excuses it"):
+            bundled.timing.require_lossless(lies, large.decoder)
+
+
+def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monkeypatch) -> None:
+    def refuses(large, small):
+        def arm(prompt, new):
+            raise ValueError("assisted generation is not supported with stateful models\nsuch as this")
+
+        return arm
+
+    monkeypatch.setattr(library, "by_assistant", refuses)
+    pair = paired(*models)
+    pair.rules.__dict__["compared"] = {TASK: worth(0.0, False)}
+    found = pair.timing.library
+    assert list(found.arms) == [LOOKUP]
+    assert found.absent == {ASSISTED: "ValueError: assisted generation is not supported with stateful models"}
 
 
 def test_an_arm_that_stops_early_has_no_time(bundled) -> None:
@@ -563,4 +597,6 @@ def test_every_way_to_decode_stands_in_one_table(models, monkeypatch, make, reas
     drafting = [name for name in rows if name.startswith("self-speculative")]
     assert len(drafting) == (0 if reason else 2)
     assert all(("speculative" in name) is (row["acceptance %"] is not None) for name, row in rows.items())
+    for name in LIBRARY:
+        assert (rows[name]["score"], rows[name]["MFLOPs per token"]) == (None, None), "no record to read them off"
     assert [reason in note for note in shown.notes] == ([True] if reason else [])
