@@ -27,10 +27,11 @@ from dataclasses import dataclass, field, replace
 from emad_ref.decoding.switching import LARGE
 from emad_ref.evidence.pair.answered import described
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP
+from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.ead_f1 import RESULTS
 from emad_ref.questions.paired import Raced, about, absent_legs, nothing_written, raced, speed_leg
+from emad_ref.screening.lossless import ASSISTED, LOOKUP
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, estimated, row, weighed

@@ -25,11 +25,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP
+from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.evidence.pair.speculation import DRAFTED
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.emad_f2 import usable
 from emad_ref.questions.paired import Raced, about, absent_legs, acceptance_leg, raced, speed_leg
+from emad_ref.screening.lossless import ASSISTED, LOOKUP
 from emad_ref.text import world
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.counting import TaskAt

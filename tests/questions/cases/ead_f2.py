@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.evidence.pair.library import ASSISTED, LIBRARY
+from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.questions.ead_f2 import ARMS, Found, Score
+from emad_ref.screening.lossless import ASSISTED
 from emad_ref.verdict.claims import Verdict
 from tests.questions.cases.answered import raced, right
 from tests.questions.simulation import Case, celled

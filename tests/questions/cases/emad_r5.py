@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from emad_ref.evidence.pair.library import ASSISTED, LOOKUP
 from emad_ref.questions.emad_r5 import ARMS, Found
+from emad_ref.screening.lossless import ASSISTED, LOOKUP
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.units import ByItem, ByPair

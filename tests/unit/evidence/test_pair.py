@@ -22,7 +22,7 @@ from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, 
 from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.library import ASSISTED, LIBRARY, LOOKUP, Library
+from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.evidence.pair.rules import PAPER, Compared, Constants
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
@@ -34,6 +34,7 @@ from emad_ref.models.loading import load
 from emad_ref.protocol import Unsupported
 from emad_ref.questions.paired import raced
 from emad_ref.record import DECODE, DRAFT, VERIFY
+from emad_ref.screening.lossless import ASSISTED, LOOKUP
 from emad_ref.tasks.scoring import Item
 from emad_ref.text.documents import Example
 from emad_ref.verdict.shares import accuracy_drop
