@@ -7,24 +7,20 @@ same (a law). Fresh text has to go the way that calibration text went: copied K 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
-import torch
 from tqdm import tqdm
 
 from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, Trace, take_trace
+from emad_ref.decoding.taught import ROWS, alike, taught
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
-from emad_ref.protocol import Prompt
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import replay
 from emad_ref.schedule.table import schedule_of
 from emad_ref.screening.signs import Signs, signs_of
 from emad_ref.verdict.units import DocumentOf
-
-ROWS = 32  # of one batch, as in sweep.decoded
 
 
 def read_signs(
@@ -64,14 +60,13 @@ def watched_signs(
     if not windows:
         raise EmptyCorpus(f"corpus={text!r} has no window, but expected at least one; name another text")
     decoder = WalkedDecoder(stepper, point, max_rows=rows)
-    # rows that start together share their masks; rows that end together are together to the end
-    order = iter(sorted(windows, key=lambda window: (window.adaptive_from, len(window.tokens))))
     depths: list[Ints] = []
     signals: list[Floats] = []
     document: list[Ints] = []
     total = sum(len(window.tokens) - 1 - window.adaptive_from for window in windows)
     with tqdm(desc=progress, disable=progress is None, total=total, unit="tok", unit_scale=True) as bar:
-        while batch := list(islice(order, rows)):
+        for chosen in alike(windows, rows):
+            batch = [windows[i] for i in chosen]
             for window, depth, signal in zip(batch, *_fed(decoder, batch, bar), strict=True):
                 depths.append(depth)
                 signals.append(signal)
@@ -80,31 +75,16 @@ def watched_signs(
     return signs_of(np.concatenate(depths), np.concatenate(signals), of, point, text)
 
 
-@torch.inference_mode()
 def _fed(decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm) -> tuple[list[Ints], list[Floats]]:
     """(depth [decided], signal [decided, probes]) of each row; the last token is only predicted."""
-    prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source) for text in batch]
-    rests = [text.tokens[text.adaptive_from + 1 : -1] for text in batch]
-    room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)
-    session, arrival = decoder.begin(prompts, room)
     depths: list[list[int]] = [[] for _ in batch]
     signals: list[list[Floats]] = [[] for _ in batch]
-    alive = np.arange(len(batch))
-    while True:
-        for row, depth, signal in zip(alive, arrival.depth[:, -1], arrival.signal[:, -1], strict=True):
+    for lesson in taught(decoder, batch):
+        arrival = lesson.arrival
+        for row, depth, signal in zip(lesson.rows, arrival.depth[:, -1], arrival.signal[:, -1], strict=True):
             depths[row].append(int(depth))
             signals[row].append(signal)
-        bar.update(len(alive))
-        going = np.array([len(depths[row]) <= len(rests[row]) for row in alive])
-        if not going.any():
-            break
-        if not going.all():
-            session.drop(np.flatnonzero(~going))
-            alive = alive[going]
-        session.commit(session.length)
-        fed = np.array([[rests[row][len(depths[row]) - 1]] for row in alive])
-        arrival = session.advance(torch.from_numpy(fed).to(decoder.stepper.device), None)
-    session.close()
+        bar.update(len(lesson.rows))
     return [np.array(each, dtype=np.int64) for each in depths], [np.array(each) for each in signals]
 
 

@@ -12,20 +12,19 @@ prompt's; cross-attention of decode steps, and a source's K and V that they ask 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import count, islice
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
-from emad_ref.calibration.trace import TokenSequence, batched, padded
+from emad_ref.calibration.trace import TokenSequence, batched
+from emad_ref.decoding.taught import ROWS, alike, taught
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Prompt
 from emad_ref.readout.estimate import reader_of
 from emad_ref.readout.states import translators_of
 from emad_ref.readout.tuned import lens_of, macs_ahead
@@ -35,8 +34,6 @@ from emad_ref.schedule.interface import Places
 from emad_ref.schedule.table import schedule_of
 from emad_ref.signals import raised
 from emad_ref.sweep.losses import Columns
-
-ROWS = 32  # of one batch: a step of so many small rows costs twice a step of one
 
 
 def decoded_columns(
@@ -81,11 +78,8 @@ def _column(
     """(nll_nats, wrong, flops, depth) [sequences] of one point."""
     alone = point.confidence is not None
     decoder = WalkedDecoder(stepper, point, max_rows=1 if alone else rows)
-    # rows that start together share their masks; rows that end together are together to the end
-    order = sorted(range(len(sequences)), key=lambda i: (sequences[i].adaptive_from, len(sequences[i].tokens)))
     found: list[tuple[float, float, float, float]] = [(0.0, 0.0, 0.0, 0.0)] * len(sequences)
-    rest = iter(order)
-    while chosen := list(islice(rest, decoder.max_rows)):
+    for chosen in alike(sequences, decoder.max_rows):
         batch = [sequences[i] for i in chosen]
         nll, wrong, depths, work = _fed(decoder, batch, bar)
         cost = [float(flops(work, geometry).total)] if alone else _derived(stepper, geometry, batch, point, depths)
@@ -101,33 +95,18 @@ def _fed(decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm) -> t
 
     Entries after a row's last decided position are 0. The last token of a row is only predicted.
     """
-    prompts = [Prompt(text.tokens[: text.adaptive_from + 1], text.source) for text in batch]
-    following, lengths = padded([TokenSequence(text.tokens[text.adaptive_from + 1 :]) for text in batch])
-    targets = torch.from_numpy(following).to(decoder.stepper.device)
-    nll: Floats = np.zeros(following.shape)
-    wrong: Ints = np.zeros(following.shape, dtype=np.int64)
+    lengths = [len(text.tokens) - 1 - text.adaptive_from for text in batch]
+    nll: Floats = np.zeros((len(batch), max(lengths)))
+    wrong: Ints = np.zeros(nll.shape, dtype=np.int64)
     depth = np.zeros_like(wrong)
-    room = max(len(text.tokens) for text in batch) - max(len(prompt.tokens) for prompt in prompts)
-    session, arrival = decoder.begin(prompts, room)
-    alive = np.arange(len(batch))
-    for at in count():
-        target = targets[torch.from_numpy(alive).to(targets.device), at]
-        log_p = torch.log_softmax(raised(arrival.logits[:, -1]), dim=-1)
-        nll[alive, at] = -log_p.gather(-1, target[:, None])[:, 0].double().cpu().numpy()
-        wrong[alive, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
-        depth[alive, at] = arrival.depth[:, -1]
-        bar.update(len(alive))
-        going = at + 1 < lengths[alive]
-        if not going.any():
-            break
-        if not going.all():
-            session.drop(np.flatnonzero(~going))
-            alive, target = alive[going], target[torch.from_numpy(going).to(target.device)]
-        session.commit(session.length)
-        arrival = session.advance(target[:, None], None)
-    work = session.work - decoder.prompt_work(prompts)
-    session.close()
-    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], work
+    for lesson in taught(decoder, batch):
+        rows, at, target = lesson.rows, lesson.at, lesson.target
+        log_p = torch.log_softmax(raised(lesson.arrival.logits[:, -1]), dim=-1)
+        nll[rows, at] = -log_p.gather(-1, target[:, None])[:, 0].double().cpu().numpy()
+        wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
+        depth[rows, at] = lesson.arrival.depth[:, -1]
+        bar.update(len(rows))
+    return nll, wrong, [row[:n] for row, n in zip(depth, lengths, strict=True)], lesson.work
 
 
 def _derived(
