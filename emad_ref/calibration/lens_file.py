@@ -10,24 +10,21 @@ the model at hand is asked where it is attached (``readout.tuned``).
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import parsed_json, read_bytes, writing
+from emad_ref.calibration.tensor_file import load_tensors, save_tensors
+from emad_ref.errors import EmadError
 from emad_ref.point import Estimator
 from emad_ref.readout.tuned import Translator, TunedLens
 
 SCHEMA = 1
-KEY = "emad"  # of the metadata, whose values are texts
 FULL, LOW = ("full",), ("up", "down")  # names of a translator's factors
 GATE = "gate"
 
@@ -55,9 +52,7 @@ class FittedLens:
 
 def save_lens(path: Path, fitted: FittedLens) -> None:
     """Write; the file is complete or as it was. Raises BadFile."""
-    tensors, about = parts_of(fitted)
-    with writing(path, "lens") as file:
-        file.write(packed(tensors, about))
+    save_tensors(path, "lens", *parts_of(fitted))
 
 
 def load_lens(path: Path | str) -> FittedLens:
@@ -67,33 +62,10 @@ def load_lens(path: Path | str) -> FittedLens:
         BadFile: it cannot be read.
         BadLens: it is no safetensors, no lens, of another schema, or holds impossible values.
     """
-    data = read_bytes(path, "lens")
-    try:
-        tensors, about = unpacked(data)
-        return fitted_of(tensors, about)
-    except BadArgument as error:  # translators that make no lens
-        raise BadLens(f"lens={str(path)!r}: {error}; fit it again") from error
-    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
-        raise BadLens(
-            f"lens={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
-            "`emad lens` wrote; fit it again"
-        ) from error
+    return load_tensors(path, "lens", fitted_of, BadLens, writer="emad lens", remedy="fit it again")
 
 
 # ---------------------------------------------------------------- what other files that hold a lens are made of, too
-
-
-def packed(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> bytes:
-    """A safetensors file of ``tensors`` with ``about``, plain JSON, in its metadata."""
-    return safetensors.torch.save(dict(tensors), metadata={KEY: json.dumps(about)})
-
-
-def unpacked(data: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, about) of ``packed``; raises whatever safetensors, JSON and torch raise of anything else."""
-    # eight bytes of length, then a JSON header
-    header = parsed_json(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    about: dict[str, Any] = parsed_json(header["__metadata__"][KEY])
-    return safetensors.torch.load(data), about
 
 
 def parts_of(fitted: FittedLens) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,9 +1,9 @@
 """Given text fed to our own decoder, in batches: at every step what the decoder says of the token that comes next.
 
 Rows of a batch take one step together, and leave it one by one as their texts end. What is fed is the text, whatever
-the decoder would have said (teacher forcing); the last token of a row is only predicted. What a step is read for is the
-caller's: losses and work (``sweep.decoded``), depths and signals (``screening.watching``). Any decoder, but one row at a
-time: ``decoding.forcing``.
+the decoder would have said (teacher forcing); the last token of a row is only predicted. What a step is read for is
+the caller's: losses and work (``sweep.decoded``), depths and signals (``screening.watching``). ``decoding.forcing``
+feeds decoders of any making, a row at a time.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ A point names its translators by ``digest``, as it names a lens; the tensors are
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +24,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.attached import Attached, dtype_of, raised_dtype, require_same_model
-from emad_ref.readout.tuned import Translator, digest_of, kinds_of
+from emad_ref.readout.tuned import Kind, Translator, digest_of, kind_of
 from emad_ref.record import Ints, Work
 
 Pair = tuple[int, int]  # (exit, layer): from the state after the one to the state after the other
@@ -44,15 +44,14 @@ class StateTranslators:
     dtype: str
     layers: int
     pairs: Mapping[Pair, Translator]
+    kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
         known = list(self.pairs)
         if not known or known[0][0] < 1 or known != pairs_above(self.exits, self.layers):
             expected = f"of each exit e in 1–{self.layers - 2} all pairs (e, e + 1) … (e, {self.layers - 1}), ascending"
             raise BadArgument("translators.pairs", known, expected)
-        kinds = kinds_of(self.pairs.values())
-        if len(kinds) > 1:
-            raise BadArgument("translators.pairs", sorted(map(str, kinds)), "one width, rank and dtype in all pairs")
+        object.__setattr__(self, "kind", kind_of("translators.pairs", self.pairs, "pairs"))
 
     @property
     def exits(self) -> tuple[int, ...]:
@@ -62,12 +61,12 @@ class StateTranslators:
     @property
     def width(self) -> int:
         """D, of the states."""
-        return len(self._any.bias)
+        return self.kind.width
 
     @property
     def rank(self) -> int | None:
         """r of every translator, 0 of biases alone, or None of full ones."""
-        return self._any.rank
+        return self.kind.rank
 
     @cached_property
     def digest(self) -> str:
@@ -104,10 +103,6 @@ class StateTranslators:
     def placed(self, device: torch.device, dtype: torch.dtype) -> StateTranslators:
         """A copy there; not of another name: ``digest`` is asked of those that were fitted."""
         return replace(self, pairs={pair: each.placed(device, dtype) for pair, each in self.pairs.items()})
-
-    @property
-    def _any(self) -> Translator:
-        return next(iter(self.pairs.values()))
 
 
 def pairs_above(exits: tuple[int, ...], layers: int) -> list[Pair]:

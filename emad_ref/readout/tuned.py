@@ -12,11 +12,11 @@ walks the model, once, and whatever reads that model by that point finds them th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -74,9 +74,25 @@ class Translator:
         return (x + (moved + self.bias)).to(hidden.dtype)
 
 
-def kinds_of(translators: Iterable[Translator]) -> set[tuple[int, int | None, torch.dtype]]:
-    """(width, rank, dtype) of each: one where all are of one kind."""
-    return {(len(each.bias), each.rank, each.bias.dtype) for each in translators}
+class Kind(NamedTuple):
+    """What translators that are used together share: ``width`` D of the states, ``rank`` as of each, ``dtype``."""
+
+    width: int
+    rank: int | None
+    dtype: torch.dtype
+
+
+def kind_of(name: str, translators: Mapping[Any, Translator], each: str) -> Kind:
+    """The one kind of these, of which there is one at least.
+
+    Raises:
+        BadArgument: several widths, ranks or dtypes; ``name`` is what holds them, one for ``each`` of its keys.
+    """
+    kinds = {Kind(len(one.bias), one.rank, one.bias.dtype) for one in translators.values()}
+    if len(kinds) > 1:
+        found = sorted(str(tuple(kind)) for kind in kinds)
+        raise BadArgument(name, found, f"one width, rank and dtype in all {each}")
+    return kinds.pop()
 
 
 def digest_of(model: str, translators: Mapping[Any, Translator]) -> str:
@@ -101,27 +117,26 @@ class TunedLens:
     dtype: str
     layers: int
     translators: Mapping[int, Translator]
+    kind: Kind = field(init=False)
 
     def __post_init__(self) -> None:
         known = list(self.translators)
         if not known or known != sorted(known) or not all(1 <= layer < self.layers for layer in known):
             expected = f"some layers in 1–{self.layers - 1}, ascending"
             raise BadArgument("lens.translators", known, expected, "the last layer is what a lens is fitted to")
-        kinds = kinds_of(self.translators.values())
-        if len(kinds) > 1:
-            raise BadArgument("lens.translators", sorted(map(str, kinds)), "one width, rank and dtype in all layers")
+        object.__setattr__(self, "kind", kind_of("lens.translators", self.translators, "layers"))
         if self.rank == 0:
             raise BadArgument("lens.translators", "biases alone", "full matrices, or a rank ≥ 1")
 
     @property
     def width(self) -> int:
         """D, of the states it reads."""
-        return len(self._any.bias)
+        return self.kind.width
 
     @property
     def rank(self) -> int | None:
         """r of every translator, or None of full ones."""
-        return self._any.rank
+        return self.kind.rank
 
     @cached_property
     def digest(self) -> str:
@@ -154,10 +169,6 @@ class TunedLens:
         """A copy there; not a lens of another name: ``digest`` is asked of the one that was fitted."""
         moved = {layer: each.placed(device, dtype) for layer, each in self.translators.items()}
         return replace(self, translators=moved)
-
-    @property
-    def _any(self) -> Translator:
-        return next(iter(self.translators.values()))
 
 
 _LENSES: Attached[TunedLens] = Attached("lens", "a tuned lens that is")

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emad_ref.calibration.lens_file import FittedLens, fitted_of, packed, parts_of, unpacked
+from emad_ref.calibration.lens_file import FittedLens, fitted_of, parts_of
+from emad_ref.calibration.tensor_file import load_tensors, save_tensors
 from emad_ref.calibration.translators_file import NAME, tensors_of, translators_from
 from emad_ref.decoding.drafting import Drafting
-from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import read_bytes, writing
+from emad_ref.errors import EmadError
 from emad_ref.point import Estimator
 from emad_ref.screening.exit import Exit
 from emad_ref.screening.guarantee import Guarantee
@@ -56,8 +56,7 @@ def save_exit(path: Path, found: Exit) -> None:
     if found.translators is not None:
         # views of one array would be refused: a file holds each number once
         tensors |= {name: tensor.clone() for name, tensor in tensors_of(found.translators).items()}
-    with writing(path, "exit") as file:
-        file.write(packed(tensors, about))
+    save_tensors(path, "exit", tensors, about)
 
 
 def load_exit(path: Path | str) -> Exit:
@@ -67,16 +66,7 @@ def load_exit(path: Path | str) -> Exit:
         BadFile: it cannot be read.
         BadExit: it is no safetensors, no exit, of another schema, or holds impossible values.
     """
-    data = read_bytes(path, "exit")
-    try:
-        return _exit(*unpacked(data))
-    except BadArgument as error:  # parts that do not belong together
-        raise BadExit(f"exit={str(path)!r}: {error}; screen the model again") from error
-    except Exception as error:  # a damaged file raises whatever safetensors, JSON and torch raise
-        raise BadExit(
-            f"exit={str(path)!r} cannot be read ({type(error).__name__}: {str(error)[:200]}), but expected one that "
-            "`emad screen` wrote; screen the model again"
-        ) from error
+    return load_tensors(path, "exit", _exit, BadExit, writer="emad screen", remedy="screen the model again")
 
 
 def _exit(tensors: dict[str, Tensor], about: Mapping[str, Any]) -> Exit:
