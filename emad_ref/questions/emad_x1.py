@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.premises import exit_premise
+from emad_ref.questions.premises import exit_unjudged
 from emad_ref.record import Floats
 from emad_ref.verdict.bootstrap import document_draws, resamples_for
 from emad_ref.verdict.claims import Leg, Verdict
@@ -154,12 +154,9 @@ def _oracle(slack: float, documents: int, asked: Asked) -> Leg:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """The exit's point, decoded; every criterion, replayed; the oracle that they are held against."""
-    verdict, refused = exit_premise(evidence, asked), ""
-    if verdict is None:
-        beyond = evidence.beyond
-        refused = beyond.refusal
-        verdict = asked.not_applicable(refused) if refused else decide(found_of(beyond), asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
+    if unjudged := exit_unjudged(evidence, asked):
+        return unjudged
+    return Answer(decide(found_of(evidence.beyond), asked), evidence.corpus, evidence.fingerprint)
 
 
 def found_of(beyond: Beyond) -> Found:

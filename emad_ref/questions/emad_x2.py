@@ -24,7 +24,7 @@ import numpy as np
 from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked, Question
-from emad_ref.questions.premises import exit_premise
+from emad_ref.questions.premises import exit_unjudged
 from emad_ref.questions.promises import share_of_sets, shown
 from emad_ref.record import Ints
 from emad_ref.screening.bounded import EXCESS
@@ -143,11 +143,9 @@ def _stated(found: Found, asked: Asked) -> Leg:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """From the guarantee that the exit carries, and its losses on evaluated documents."""
-    verdict, refused = exit_premise(evidence, asked), ""
-    if verdict is None:
-        refused = evidence.beyond.refusal
-        verdict = asked.not_applicable(refused) if refused else _held(evidence.beyond, asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
+    if unjudged := exit_unjudged(evidence, asked):
+        return unjudged
+    return Answer(_held(evidence.beyond, asked), evidence.corpus, evidence.fingerprint)
 
 
 def _held(beyond: Beyond, asked: Asked) -> Verdict:

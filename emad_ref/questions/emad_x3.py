@@ -12,27 +12,19 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions import emad_x1
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.emad_f2 import Found, decide, found_at, legs_of, shown
-from emad_ref.questions.premises import exit_premise
+from emad_ref.questions.premises import exit_unjudged
 
 __all__ = ["QUESTION", "Found", "answer", "decide"]
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """The exit's own point, beside full depth and the model's ``generate``."""
-    verdict, refused = exit_premise(evidence, asked), ""
-    if verdict is None and (refused := evidence.beyond.refusal):
-        verdict = asked.not_applicable(refused)
-    if verdict is None and evidence.beyond.point is None:
-        verdict = asked.not_applicable(f"no exit to time: {evidence.beyond.exit.why_none}")
-    if verdict is not None:
-        return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
-    return timed(evidence, asked)
-
-
-def timed(evidence: Evidence, asked: Asked) -> Answer:
-    """Of an exit that has a point."""
+    if unjudged := exit_unjudged(evidence, asked):
+        return unjudged
     point = evidence.beyond.point
-    assert point is not None
+    if point is None:
+        verdict = asked.not_applicable(f"no exit to time: {evidence.beyond.exit.why_none}")
+        return Answer(verdict, evidence.corpus, evidence.fingerprint)
     x1 = emad_x1.answer(evidence, asked.also("EMAD-X1")).verdict
     unusable = "" if x1.verdict == "survived" else f"no usable exit: {x1.id} is {x1.verdict} ({x1.reason})"
     found = found_at(evidence, point, unusable)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.questions.asking import Asked
+from emad_ref.questions.asking import Answer, Asked
 from emad_ref.verdict.claims import Verdict
 
 
@@ -24,3 +24,11 @@ def exit_premise(evidence: Evidence, asked: Asked) -> Verdict | None:
     if reason := evidence.subject.without_quality:
         return asked.not_applicable(reason)
     return asked.unmeasured(missing) if (missing := evidence.beyond.missing) else None
+
+
+def exit_unjudged(evidence: Evidence, asked: Asked) -> Answer | None:
+    """The answer where an exit cannot be judged, for ``exit_premise`` or because the decoder under test refuses it."""
+    verdict, refused = exit_premise(evidence, asked), ""
+    if verdict is None and (refused := evidence.beyond.refusal):
+        verdict = asked.not_applicable(refused)
+    return None if verdict is None else Answer(verdict, evidence.corpus, evidence.fingerprint, refused=refused)
