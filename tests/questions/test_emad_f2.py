@@ -287,6 +287,22 @@ def test_random_weights_have_no_usable_point_and_f1_is_not_asked(monkeypatch):
     assert "--emad-require speed" in refusal
 
 
+@pytest.mark.parametrize(("unusable", "outcome"), [("", "survived"), ("no usable point", "not applicable")])
+def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
+    """And its note knows of every leg of the run."""
+    seconds = {arm: np.full(30, took) + np.arange(30) / 300 for arm, took in (("full", 1.3), ("adaptive", 1.0))}
+    stopwatch = SimpleNamespace(
+        timed=lambda point: {1: Requests(SimpleNamespace(seconds=seconds), [], {}, ())},
+        checked=lambda point, rows: Finding("timed", True, "", rows, 0),
+        without_compiled="",
+        note=lambda *given: given,
+    )
+    question = Asked(F2, "m", np.random.default_rng(0), other_legs=4)
+    verdict, note = emad_f2.raced(SimpleNamespace(stopwatch=stopwatch), "the point", unusable, question)
+    assert verdict.verdict == outcome
+    assert note == ("the point", 1.10, 5)
+
+
 def test_an_encoder_decoder_is_not_timed():
     reads = SimpleNamespace(seq2seq=True, without_quality="reads a source")
     answer = emad_f2.answer(

@@ -209,5 +209,7 @@ def test_a_decoder_that_holds_no_lens_leaves_the_rows_undecided_by_name(tmp_path
 
 def test_a_decoder_of_somebody_else_is_judged_at_an_exit_where_replay_speaks_for_it(tmp_path: Path) -> None:
     """Over a copy of the model, which its lens goes with."""
-    assert evidence_with(tmp_path, found_exit(), Host(walked)).beyond.refusal.startswith(SINCE)
+    copying = evidence_with(tmp_path, found_exit(), Host(walked))
+    assert copying.beyond.refusal.startswith(SINCE)
+    assert answered(copying, "EMAD-X1").refused == copying.beyond.refusal
     assert evidence_with(tmp_path, found_exit("free_eager"), Host(walked)).beyond.refusal == ""
