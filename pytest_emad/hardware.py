@@ -4,10 +4,9 @@
 
 For every model, in float32 and bfloat16:
 
-    tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
-    bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
-    decoders     invariants and fidelity suites: every decoder, every schedule, on this device
-    cost         time (EMAD-F2) and energy (EMAD-N1)
+    tolerances, bandwidth   how exact and how fast full depth is here (``emad_ref.evidence.machine``)
+    decoders                invariants and fidelity suites: every decoder, every schedule, on this device
+    cost                    time (EMAD-F2) and energy (EMAD-N1)
 
 Each of them is a step of its own. What one finds is written to OUT/record.json before the next begins, so that a
 machine that is taken away loses one step; a step that takes too long is ended and says so. Suites run as pytest runs of
@@ -32,13 +31,13 @@ from typing import Any
 from emad_ref.errors import EmadError
 from emad_ref.files import require_writable, write_atomically
 from emad_ref.report.reading import BadReport, read_report
+from pytest_emad import apart
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
 SHARES = {"decoders": 0.3, "cost": 0.5}  # of what time is left, for a suite run of one model and dtype
 STEPS = ("tolerances", "bandwidth", *SHARES)  # cheap ones first: what ends early has the most in it
 LEAST = 20.0  # seconds, whatever is left: less would end a run before it has loaded its model
-CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
 FACTS = "machine"
 
 
@@ -71,6 +70,8 @@ def arguments() -> argparse.ArgumentParser:
 def steps(chosen: argparse.Namespace) -> Iterator[Step]:
     """Those that were asked for, in that order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
+    from emad_ref.evidence.machine import bandwidth, tolerances
+
     measured = {"tolerances": tolerances, "bandwidth": bandwidth}
     for what in chosen.steps:
         for model, dtype in of:
@@ -108,83 +109,16 @@ def taken(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotoni
     return record
 
 
-# ---------------------------------------------------------------- measured here
-
-
-def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
-    """Cached single steps against one pass: the largest difference of any logit after any layer."""
-    import numpy as np
-    import torch
-
-    from emad_ref.audit.tolerances import tolerance
-    from emad_ref.calibration.trace import lens_logits, stepwise_logits
-    from emad_ref.models.loading import load
-
-    loaded = load(model, device=device, dtype=getattr(torch, dtype))
-    stepper = loaded.stepper
-    length = min(CHECKED, stepper.max_positions)
-    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
-    difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
-    return {
-        "largest difference": float(difference.max()),
-        "bound": tolerance(loaded.geometry.family, dtype, device),
-        "tokens": length,
-        "layers": stepper.layers,
-    }
-
-
-def bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
-    """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take."""
-    import numpy as np
-    import torch
-
-    from emad_ref.decoding.walked import WalkedDecoder
-    from emad_ref.meters.clock import paired
-    from emad_ref.meters.machine import copied_per_second
-    from emad_ref.models.loading import load
-    from emad_ref.point import full_depth
-    from emad_ref.protocol import Prompt
-
-    loaded = load(model, device=device, dtype=getattr(torch, dtype))
-    decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
-    prompt = [Prompt(np.arange(8, dtype=np.int64))]
-    arms = {
-        "few": lambda _: _decode(decoder, prompt, 1),
-        "many": lambda _: _decode(decoder, prompt, 1 + NEW),
-    }
-    rng = np.random.default_rng(0)
-    seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
-    each = float(np.median(seconds["many"] - seconds["few"])) / NEW
-    geometry = loaded.geometry
-    table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
-    read = (geometry.parameters() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
-    reached = copied_per_second(device)
-    return {
-        "seconds a token": each,
-        "bytes a token": read,
-        "bytes/s": read / each,
-        "copied, bytes/s": reached,
-        "share of bandwidth": read / each / reached,
-    }
-
-
-def _decode(decoder: Any, prompt: Any, new: int) -> None:
-    decoder.generate(prompt, new, frozenset())
-
-
 # ---------------------------------------------------------------- suites, as runs of their own
 
 
 def command(what: str, model: str, dtype: str, chosen: argparse.Namespace, folder: Path) -> list[str]:
     """The pytest command line of one suite run."""
-    path = Path(chosen.suites)
-    folders = ("invariants", "fidelity") if what == "decoders" else ("cost",)
-    where = [str(path / each) for each in folders] if path.exists() else [f"{chosen.suites}.{each}" for each in folders]
-    pyargs = [] if path.exists() else ["--pyargs"]
-    options = {"model": model, "dtype": dtype, "device": chosen.device, "report": str(folder)}
-    flags = [f"--emad-{name}={value}" for name, value in options.items()]  # one word: a folder is no test path then
-    only = ["--emad-only=EMAD-F2,EMAD-N1"] if what == "cost" else []
-    return [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *pyargs, *where, *flags, *only]
+    decoders = what == "decoders"
+    where = apart.places(chosen.suites, ("invariants", "fidelity") if decoders else ("cost",))
+    options = {"model": model, "dtype": dtype, "device": chosen.device, "report": folder}
+    only = {} if decoders else {"only": "EMAD-F2,EMAD-N1"}
+    return apart.command(["-q", "-p", "no:cacheprovider", *where], options | only)
 
 
 def suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: float) -> dict[str, Any]:
@@ -192,13 +126,11 @@ def suite(what: str, model: str, dtype: str, chosen: argparse.Namespace, left: f
     folder = chosen.out / f"{what}-{model.replace(':', '-')}-{dtype}"
     folder.mkdir(parents=True, exist_ok=True)
     seconds = max(LEAST, SHARES[what] * left)
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
-        try:
-            asked = command(what, model, dtype, chosen, folder)
-            done = subprocess.run(asked, stdout=log, stderr=subprocess.STDOUT, timeout=seconds, check=False)
-        except subprocess.TimeoutExpired:
-            return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_told(folder)}
-    return {"exit status": done.returncode, **_told(folder)}
+    try:
+        ended = apart.status(command(what, model, dtype, chosen, folder), folder / "log.txt", seconds)
+    except subprocess.TimeoutExpired:
+        return {"status": "ended", "reason": f"not done after {seconds:.0f} s", **_told(folder)}
+    return {"exit status": ended, **_told(folder)}
 
 
 def _told(folder: Path) -> dict[str, Any]:

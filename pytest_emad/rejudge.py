@@ -16,7 +16,6 @@ Exit status: 0 all is as wanted, 1 some verdict is not as recorded or some test 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,8 +23,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from emad_ref.files import BadFile, read_json, require_writable
+from pytest_emad import apart
+from pytest_emad.apart import JUDGED
 
-JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
 SEEDS = (0, 1, 2)  # as many as must agree
 CORPORA = ("world:premise", "world:mixed")
 CLAIMING = ("claims", "invariants", "cost", "fidelity")  # of the suites; ablations put no verdict on record
@@ -75,24 +75,21 @@ def _reads_pairs(model: str) -> bool:
 
 def command(run: Run, chosen: argparse.Namespace) -> list[str]:
     """The pytest command line of a run."""
-    if run.model == PAIR:
-        about = [str(chosen.suites / file) for file in OF_THE_PAIR]
-    else:
-        about = [str(chosen.suites / folder) for folder in CLAIMING]
-        about += [f"--ignore={chosen.suites / file}" for file in OF_THE_PAIR] + ["--emad-model", run.model]
-    text = ["--emad-corpus", run.corpus] if run.corpus else []
-    record = ["--emad-all-claims", "--emad-gate", "known", "--emad-golden", str(chosen.golden)]
-    record += ["--emad-update-golden"] if chosen.update else []
+    beside = [str(chosen.suites / file) for file in OF_THE_PAIR]
+    alone = [str(chosen.suites / folder) for folder in CLAIMING] + [f"--ignore={file}" for file in beside]
+    options = {"gate": "known", "golden": chosen.golden, "seed": run.seed}
+    options |= {} if run.model == PAIR else {"model": run.model}
+    options |= {"corpus": run.corpus} if run.corpus else {}
+    flags = ["--emad-all-claims", *(["--emad-update-golden"] if chosen.update else [])]
     timed = ["-m", "not emad(measures=True)"]
     junit = [f"--junitxml={chosen.out / run.name}.xml"]
-    return [sys.executable, "-m", "pytest", *about, *timed, *text, "--emad-seed", str(run.seed), *record, *junit]
+    return apart.command([*(beside if run.model == PAIR else alone), *timed, *flags, *junit], options)
 
 
 def outcome(run: Run, chosen: argparse.Namespace) -> tuple[int, str]:
     """(exit status, what a line says of it). An update fails by design where something changed; a test must not."""
     log = chosen.out / f"{run.name}.log"
-    with log.open("w", encoding="utf-8") as file:
-        status = subprocess.run(command(run, chosen), stdout=file, stderr=subprocess.STDOUT, check=False).returncode
+    status = apart.status(command(run, chosen), log)
     if status not in JUDGED:
         return 4, f"status {status}, see {log}"
     if failed := list(failures(chosen.out / f"{run.name}.xml")):

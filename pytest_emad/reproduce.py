@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,9 +35,10 @@ from emad_ref.files import BadFile, read_json, require_writable, write_atomicall
 from emad_ref.report.reading import BadReport, Report, read_report
 from emad_ref.workers.address import workers_at
 from emad_ref.workers.handing import WorkersLost, handed_out
+from pytest_emad import apart
+from pytest_emad.apart import JUDGED
 
 DONE = "done.json"
-JUDGED = (0, 1)  # pytest's statuses of a run that reached its verdicts
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -55,11 +55,9 @@ def arguments() -> argparse.ArgumentParser:
 
 def command(model: str, folder: Path, chosen: argparse.Namespace) -> list[str]:
     """The pytest command line that judges ``model`` into ``folder``."""
-    where = [chosen.suites] if Path(chosen.suites).exists() else ["--pyargs", chosen.suites]
-    data = [f"--emad-data={chosen.data}"] if chosen.data else []
-    options = {"model": model, "budget": chosen.budget, "device": chosen.device, "report": str(folder)}
-    flags = [f"--emad-{name}={value}" for name, value in options.items()]  # one word: a folder is no test path then
-    return [sys.executable, "-m", "pytest", *where, *flags, *data]
+    options = {"model": model, "budget": chosen.budget, "device": chosen.device, "report": folder}
+    data = {"data": chosen.data} if chosen.data else {}
+    return apart.command(apart.places(chosen.suites), options | data)
 
 
 def identity(model: str, chosen: argparse.Namespace) -> dict[str, str]:
@@ -75,10 +73,7 @@ def judged(model: str, folder: Path, chosen: argparse.Namespace) -> int:
         print(f"{model}: judged before, status {before}", flush=True)
         return before
     print(f"{model}: judging; see {folder / 'log.txt'}", flush=True)
-    with (folder / "log.txt").open("w", encoding="utf-8") as log:
-        status = subprocess.run(
-            command(model, folder, chosen), stdout=log, stderr=subprocess.STDOUT, check=False
-        ).returncode
+    status = apart.status(command(model, folder, chosen), folder / "log.txt")
     if status in JUDGED:
         write_atomically(mark, json.dumps({"identity": wanted, "status": status}) + "\n")
     return status

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from emad_ref.errors import EmadError
+from emad_ref.evidence.machine import bandwidth, tolerances
 from emad_ref.meters import machine
 from pytest_emad import hardware
 
@@ -106,13 +107,13 @@ def test_a_suite_run_is_asked_for_in_words_that_pytest_does_not_take_for_paths(c
 
 
 def test_differences_are_measured_beside_their_bound():
-    found = hardware.tolerances("emad-nano", "float32", "cpu")
+    found = tolerances("emad-nano", "float32", "cpu")
     assert 0 < found["largest difference"] <= found["bound"]
     assert found["layers"] == 4
 
 
 def test_a_token_reads_all_weights_but_the_embedding():
-    found = hardware.bandwidth("emad-nano", "float32", "cpu")
+    found = bandwidth("emad-nano", "float32", "cpu")
     from emad_ref.models.loading import load
 
     model = load("emad-nano").model

@@ -1,0 +1,77 @@
+"""What one machine makes of one model before any run has judged there: how exact its kernels are, and how fast.
+
+    tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
+    bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
+
+Each loads the model for itself, takes seconds, and gives plain JSON values under names that a person reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from emad_ref.audit.tolerances import tolerance
+from emad_ref.calibration.trace import lens_logits, stepwise_logits
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.meters import machine
+from emad_ref.meters.clock import paired
+from emad_ref.models.loading import load
+from emad_ref.point import full_depth
+from emad_ref.protocol import Prompt
+
+CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
+
+
+def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
+    """Cached single steps against one pass: the largest difference of any logit after any layer.
+
+    Raises:
+        EmadError: as ``models.loading.load``; a family without a bound.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    stepper = loaded.stepper
+    length = min(CHECKED, stepper.max_positions)
+    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
+    difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
+    return {
+        "largest difference": float(difference.max()),
+        "bound": tolerance(loaded.geometry.family, dtype, device),
+        "tokens": length,
+        "layers": stepper.layers,
+    }
+
+
+def bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
+    """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take.
+
+    Raises:
+        EmadError: as ``models.loading.load``.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    decoder = WalkedDecoder(loaded.stepper, full_depth(loaded.stepper.layers))
+    prompt = [Prompt(np.arange(8, dtype=np.int64))]
+    arms = {
+        "few": lambda _: _decode(decoder, prompt, 1),
+        "many": lambda _: _decode(decoder, prompt, 1 + NEW),
+    }
+    rng = np.random.default_rng(0)
+    seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
+    each = float(np.median(seconds["many"] - seconds["few"])) / NEW
+    geometry = loaded.geometry
+    table = geometry.vocabulary * geometry.embedding_width  # read row by row, unless the head is the same table
+    read = (geometry.parameters() - (0 if geometry.tied else table)) * loaded.stepper.unembedding.element_size()
+    reached = machine.copied_per_second(device)
+    return {
+        "seconds a token": each,
+        "bytes a token": read,
+        "bytes/s": read / each,
+        "copied, bytes/s": reached,
+        "share of bandwidth": read / each / reached,
+    }
+
+
+def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int) -> None:
+    decoder.generate(prompt, new, frozenset())
