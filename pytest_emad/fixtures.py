@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from emad_ref.errors import BadArgument, ends_the_run
+from emad_ref.report.provenance import provenance
 from emad_ref.verdict.claims import Claim
+from emad_ref.verdict.goldens import Goldens
 from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record, shipped
 from pytest_emad import progress
 from pytest_emad.backends import make_decoder
-from pytest_emad.goldens import Goldens
-from pytest_emad.installed import provenance
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
 
@@ -74,7 +74,7 @@ def emad_record(
         register(request.config),
         emad_goldens,
         emad_known,
-        lambda: provenance(request.config) | {"models": models},
+        lambda: provenance(emad_settings.study) | {"models": models},
     )
     for facts in models:
         record.model(facts)

@@ -1,4 +1,4 @@
-"""Is the installation of one piece, did collection find what was asked for, and what ran where.
+"""Is the installation of one piece, which tests are ours, and did collection find what was asked for.
 
 A run that checks nothing must not look like a run in which nothing failed: a user's ``python_files`` can make our
 suites collect no test at all, and pytest then exits with status 0.
@@ -6,31 +6,26 @@ suites collect no test at all, and pytest then exits with status 0.
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import emad_ref
 import pytest_emad
-from emad_ref import extending
 from emad_ref.report import shipped as suites_source
 from emad_ref.report.missing import DECIDING, WHOSE, waivable
+from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.report.shipped import shipped_name
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-DISTRIBUTION = "pytest-emad"
 EXTRA = "suites"  # what they need beside the reference
-REPORTED = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "hypothesis", "pytest")
 
 HOME = Path(pytest_emad.__file__).resolve().parents[1]
 SUITES = suites_source.SUITES
@@ -63,9 +58,9 @@ def check_requirements() -> None:
         declared = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:
         return  # run from a tree that is not installed: there are no declared bounds to hold
-    if _version(DISTRIBUTION) != emad_ref.__version__:
+    if (there := installed_version(DISTRIBUTION)) != emad_ref.__version__:
         raise pytest.UsageError(
-            f"{DISTRIBUTION}={_version(DISTRIBUTION)} is installed, but the code in {HOME} is {emad_ref.__version__}; "
+            f"{DISTRIBUTION}={there} is installed, but the code in {HOME} is {emad_ref.__version__}; "
             "install it again: pip install -e ."
         )
     needed = [(requirement, who) for requirement in map(Requirement, declared) if (who := _who_needs(requirement))]
@@ -74,13 +69,13 @@ def check_requirements() -> None:
         (first, needs), *_ = unfit
         bounds = [f"{requirement.name}{requirement.specifier}" for requirement, _ in unfit]
         raise pytest.UsageError(
-            f"{first.name}={_version(first.name)}, but {needs} {bounds[0]}; "
+            f"{first.name}={installed_version(first.name)}, but {needs} {bounds[0]}; "
             f"pip install {' '.join(repr(one) for one in bounds)}"
         )
 
 
 def _is_there(requirement: Requirement) -> bool:
-    found = _version(requirement.name)
+    found = installed_version(requirement.name)
     return found is not None and requirement.specifier.contains(found, prereleases=True)
 
 
@@ -185,57 +180,3 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
                 f"python_functions={functions} must match test_*.py and test_*; add "
                 "-o python_files='test_*.py' -o python_functions='test_*'"
             )
-
-
-def provenance(config: pytest.Config) -> dict[str, Any]:
-    """Where a result comes from: versions, commit, platform, threads, device, dtype, seed. Built-in types only."""
-    chosen = settings(config)
-    return (
-        {
-            "versions": {name: _version(name) for name in (DISTRIBUTION, *REPORTED)}
-            | {"python": platform.python_version()},
-            "commit": _described(HOME) if (HOME / ".git").exists() else None,
-            "platform": platform.platform(),
-            "machine": platform.processor() or platform.machine(),
-            "torch_threads": torch_threads(),
-            "device": chosen.study.device,
-            "dtype": chosen.study.dtype,
-            "seed": chosen.study.seed,
-        }
-        | ({} if chosen.study.exit is None else {"exit": chosen.study.exit_digest})
-        | ({"extensions": added} if (added := extending.provenance()) else {})
-    )
-
-
-def torch_threads() -> int | None:
-    """Intra-op threads of torch in this process; None where nothing has imported it, e.g. on an xdist controller."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else int(torch.get_num_threads())
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def project(config: pytest.Config) -> dict[str, Any]:
-    """The tree that was tested with us: its root and, where it is a repository other than ours, its commit."""
-    root = config.rootpath
-    return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else _described(root)}
-
-
-def _described(folder: Path) -> str | None:
-    """The commit of a checkout, ``-dirty`` when the tree differs from it; None where there is none, or no git."""
-    try:
-        described = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return described.stdout.strip() or None

@@ -15,6 +15,7 @@ from emad_ref.errors import EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
 from emad_ref.report import begun
+from emad_ref.report.provenance import torch_threads
 from pytest_emad import (
     attendance,
     backends,
@@ -278,6 +279,6 @@ def _tell_controller(config: pytest.Config, message: str) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
-        session.config.workeroutput["emad.torch_threads"] = installed.torch_threads()
+        session.config.workeroutput["emad.torch_threads"] = torch_threads()
     else:
         _settle(session.config)

@@ -19,6 +19,7 @@ from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import Claim, Verdict
 from emad_ref.verdict.gating import consequence
+from emad_ref.verdict.goldens import Goldens, record_verdict
 from emad_ref.verdict.known import (
     MACHINE_BOUND,
     Change,
@@ -29,7 +30,6 @@ from emad_ref.verdict.known import (
     departures,
     key_of,
 )
-from pytest_emad.goldens import Goldens, record_verdict
 from pytest_emad.options import Settings
 
 if TYPE_CHECKING:

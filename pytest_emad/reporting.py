@@ -21,6 +21,7 @@ import pytest
 
 from emad_ref.files import BadFile, append, read_bytes, write_atomically
 from emad_ref.report.missing import another, missing, waived
+from emad_ref.report.provenance import project, provenance
 from emad_ref.report.reading import REPORT, State
 from emad_ref.report.shipped import PREFIX
 from emad_ref.report.unasked import told
@@ -216,11 +217,11 @@ class Reporting:
 
     @cached_property
     def _provenance(self) -> dict[str, Any]:
-        return installed.provenance(self.config)
+        return provenance(self.settings.study)
 
     @cached_property
     def _project(self) -> dict[str, Any]:
-        return installed.project(self.config)
+        return project(self.config.rootpath)
 
     @cached_property
     def _claims_file(self) -> dict[str, str] | None:

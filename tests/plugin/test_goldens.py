@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from emad_ref.verdict.goldens import Goldens, record_verdict
 from emad_ref.verdict.known import SCHEMA, VERDICTS, Circumstances, DamagedGolden, key_of, known_verdicts
-from pytest_emad.goldens import Goldens, record_verdict
 from tests.plugin.conftest import Run, report_of
 
 

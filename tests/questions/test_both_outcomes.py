@@ -17,8 +17,8 @@ import pytest
 
 from emad_ref.questions.register import module_of
 from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.goldens import record_verdict
 from emad_ref.verdict.known import Circumstances, KnownVerdicts, key_of, known_verdicts, settled
-from pytest_emad.goldens import record_verdict
 from pytest_emad.options import Settings
 from tests.questions.simulation import SEED, WANTED, Case, Truth, asked
 from tests.questions.test_every_row import cases_of

@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 
 from emad_ref.calibration.profile import Profile
 from emad_ref.models.loading import load
+from emad_ref.verdict.goldens import INDEX, Goldens
 from emad_ref.verdict.known import VERDICTS
-from pytest_emad.goldens import INDEX, Goldens
 from tests.suites.conftest import Run, only, text_of
 
 ASKED = ("invariants", "fidelity")
