@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.report.begun import unsettled
-from emad_ref.report.missing import another, missing, waived
-from emad_ref.report.reading import Report, read_report
+from emad_ref.report.faults import faults
+from emad_ref.report.reading import read_report
 from emad_ref.report.shipped import PREFIX, shipped_tests, suite_names
 
 ALL = "all"
@@ -57,32 +57,6 @@ def required(names: Sequence[str], shipped: Sequence[str]) -> list[str]:
         if name not in (ALL, *known):
             raise BadArgument("--require-suite", name, f"{ALL}, or a comma list of {', '.join(known)}")
     return [PREFIX] if ALL in names else [f"{PREFIX}/{name}" for name in names]
-
-
-def faults(report: Report, asked: Sequence[str], shipped: Sequence[str], decoder: str | None) -> Iterator[str]:
-    """One sentence for each thing that keeps ``report`` from being proof; none where it is.
-
-    Args:
-        report: of schema 2.
-        asked: suites that must have run; what the run itself was told to run must have run in any case.
-        shipped: names of the tests that this version ships.
-        decoder: whose decoder must have been judged, None: anybody's.
-    """
-    if report["state"] != "complete":
-        yield f"state={report['state']!r}, but expected 'complete': the run did not come to its end"
-    run = report["run"]
-    if run["exit_status"] != 0:
-        yield f"exit_status={run['exit_status']!r}, but expected 0"
-    yield from (f"the run failed as a whole: {failure}" for failure in run["failures"])
-    for entry in report["tests"]:
-        if entry["outcome"] in ("failed", "error"):
-            yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
-    if decoder is not None and (judged := another(report, decoder)):
-        yield f"decoder={decoder!r} was required, but {judged}"
-    waivers = [waiver["of"] for waiver in report["waivers"]]
-    wanted = list(dict.fromkeys([*run["asked"], *asked]))
-    # whoever's decoder it was: a run of ours may leave tests out, a proof may not
-    yield from (str(gap) for gap in missing(report, wanted, shipped, always=True) if not waived(gap, waivers))
 
 
 def verify_arguments(sub: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from emad_ref.planted.catalogue import CATALOGUE, one_of_each_kind
 from emad_ref.planted.entry import RUN, VERIFY, Planted
+from emad_ref.report import caught
+from emad_ref.report.caught import Complaint, Result
 from emad_ref.report.shipped import shipped_tests, suite_names
-from pytest_emad import proving
-from pytest_emad.proving import Complaint, Result
 from tests.suites.conftest import ROOT, SUITES, text_of
 
 CAUGHT_HERE = (
@@ -89,35 +89,35 @@ def outcome(planted: Planted, tmp_path: Path, *complaints: Complaint) -> str:
         json.dumps({"schema": 1, "notes": [], "models": [], "claims": [], "points": [], "tables": [], "goldens": [],
                     "settings": {}, "provenance": {}})
     )  # fmt: skip
-    return proving._outcome(planted, complaints, tmp_path)[0]
+    return caught.outcome(planted, complaints, tmp_path)[0]
 
 
 def test_only_the_check_that_is_meant_catches(tmp_path: Path) -> None:
     meant = Complaint(ENTRY.meant, COPYING, SAID)
-    assert outcome(ENTRY, tmp_path, meant) == proving.CAUGHT
+    assert outcome(ENTRY, tmp_path, meant) == caught.CAUGHT
     wrapped = replace(meant, message=SAID.replace(" ", "\n"))
-    assert outcome(ENTRY, tmp_path, wrapped) == proving.CAUGHT, "a gate's message is as wide as a terminal"
-    assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == proving.ELSEWHERE
-    assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == proving.ELSEWHERE
-    assert outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory")) == proving.ELSEWHERE
-    assert outcome(ENTRY, tmp_path) == proving.PASSED
+    assert outcome(ENTRY, tmp_path, wrapped) == caught.CAUGHT, "a gate's message is as wide as a terminal"
+    assert outcome(ENTRY, tmp_path, replace(meant, nodeid=EAGER)) == caught.ELSEWHERE
+    assert outcome(ENTRY, tmp_path, replace(meant, by="suites/other.py::test")) == caught.ELSEWHERE
+    assert outcome(ENTRY, tmp_path, replace(meant, message="RuntimeError: out of memory")) == caught.ELSEWHERE
+    assert outcome(ENTRY, tmp_path) == caught.PASSED
 
 
 def test_nobody_may_complain_of_an_honest_one(tmp_path: Path) -> None:
     honest = CATALOGUE["honest"]
-    assert outcome(honest, tmp_path) == proving.GREEN
-    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == proving.ACCUSED
+    assert outcome(honest, tmp_path) == caught.GREEN
+    assert outcome(honest, tmp_path, Complaint(RUN, "", "a gap")) == caught.ACCUSED
 
 
 def test_what_has_no_room_is_told_apart(tmp_path: Path) -> None:
     said = Complaint("anything", "", "NotPlantable: the window of 48 is too short")
-    assert outcome(ENTRY, tmp_path, said) == proving.ABSENT
+    assert outcome(ENTRY, tmp_path, said) == caught.ABSENT
 
 
 def test_one_that_is_not_as_it_should_be_fails_the_run() -> None:
-    one = Result("a", "k", "does", "meant", proving.CAUGHT, "meant", "said", 1.0)
-    absent = replace(one, outcome=proving.ABSENT)
-    assert proving.proved([one, absent])
-    assert not proving.proved([absent])
-    for wrong in (proving.ELSEWHERE, proving.PASSED, proving.ACCUSED):
-        assert not proving.proved([one, replace(one, outcome=wrong)])
+    one = Result("a", "k", "does", "meant", caught.CAUGHT, "meant", "said", 1.0)
+    absent = replace(one, outcome=caught.ABSENT)
+    assert caught.proved([one, absent])
+    assert not caught.proved([absent])
+    for wrong in (caught.ELSEWHERE, caught.PASSED, caught.ACCUSED):
+        assert not caught.proved([one, replace(one, outcome=wrong)])
