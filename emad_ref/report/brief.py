@@ -19,14 +19,6 @@ from emad_ref.verdict.claims import Claim, Outcome, load_register
 from emad_ref.verdict.gating import UNDECIDED
 from emad_ref.verdict.sentence import measurement, title_of
 
-# how a reason names what would decide a row: ``legs`` words it so
-REMEDIES = (
-    re.compile(r"about [\d,]+ [^;()]+? would decide it"),
-    re.compile(r"at least [\d,]+ are needed"),
-    re.compile(r"too near the threshold for any number of \w+"),
-)
-ASIDE = re.compile(r"^(?:all \d+|\d+ of \d+) legs [^;]*; (?:surest|nearest|first): ")
-
 
 @dataclass(frozen=True)
 class Gate:
@@ -122,18 +114,13 @@ def _gate(claim: Mapping[str, Any], models: Sequence[str], register: Mapping[str
         verdict=claim["verdict"],
         title=title_of(claim, register),
         measured=measurement(claim),
-        why=remedy(claim["reason"]) if claim["verdict"] == "inconclusive" else "",
+        why=_why(claim) if claim["verdict"] == "inconclusive" else "",
     )
 
 
-def remedy(reason: str) -> str:
-    """What would decide a row, in the words of its reason; its first leg's reason where it names nothing of the kind.
-
-    >>> remedy("1 of 3 legs inconclusive; first: emad m=0.80: recall (about 887 items would decide it)")
-    'about 887 items would decide it'
-    """
-    found = (pattern.search(reason) for pattern in REMEDIES)
-    return next((match.group() for match in found if match), ASIDE.sub("", reason))
+def _why(claim: Mapping[str, Any]) -> str:
+    """Of a row that was left open; reports of earlier versions have no more than its whole reason."""
+    return str(claim.get("why", claim["reason"]))
 
 
 # ---------------------------------------------------------------- operating points
@@ -185,7 +172,7 @@ def _rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[Group, ...
     outcomes: dict[Outcome, dict[str, list[str]]] = {}
     for claim in claims:
         verdict: Outcome = claim["verdict"]
-        why = remedy(claim["reason"]) if verdict in ("inconclusive", *UNDECIDED) else ""
+        why = _why(claim) if verdict in ("inconclusive", *UNDECIDED) else ""
         name = f"{claim['id']} of {claim['model']}" if ids.count(claim["id"]) > 1 else str(claim["id"])
         outcomes.setdefault(verdict, {}).setdefault(why, []).append(name)
     return {
@@ -196,7 +183,7 @@ def _rest(claims: Sequence[Mapping[str, Any]]) -> dict[Outcome, tuple[Group, ...
 def _more(claims: Iterable[Mapping[str, Any]], report: Report) -> str:
     """How more text is asked for, where that would decide something."""
     wanting = any(
-        claim["verdict"] == "inconclusive" and re.search(r"would decide it|are needed", claim["reason"])
+        claim["verdict"] == "inconclusive" and claim.get("enough") is not None
         for claim in (*claims, *(claim for claim in report["claims"] if claim["gate"]))
     )
     larger = {"smoke": "standard", "standard": "full"}.get(report["settings"].get("budget", ""))

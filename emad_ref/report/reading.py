@@ -20,7 +20,9 @@ Schema 2 adds what the finding rests on, from the first test on:
     waivers     [{"of", "reason", "needed"}]
     known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
     claims      may say "refused": why the decoder, not the model or the text, left the claim undecided; "title": the
-                claim in plain words; "good": which way its estimate is better, ``lower``, ``higher`` or neither
+                claim in plain words; "good": which way its estimate is better, ``lower``, ``higher`` or neither; "why":
+                what would decide a row that was left open, else its reason; "enough": about how much of what is
+                counted would. Legs have "good", "remedy" and "enough"
 
 Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
 """
@@ -182,7 +184,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
-    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD},
+    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD, "why": TEXT, "enough": STATUS},
 }
 
 

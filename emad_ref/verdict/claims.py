@@ -67,6 +67,8 @@ class Leg:
     ``interval``   two-sided 95 %, or None where there is none; ``reason`` then says why if it is not obvious.
     ``p_falsify``  one-sided p-value of "the threshold is not crossed", unadjusted: small values falsify.
     ``p_survive``  one-sided p-value of "the threshold is crossed", unadjusted: small values let the leg survive.
+    ``remedy``     of a leg that was left open: what would decide it, in words, as ``reason`` has it; "" unknown.
+    ``enough``     about how many of what is counted would decide it; None unknown, or no number of them would.
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -83,6 +85,8 @@ class Leg:
     p_falsify: float | None = None
     p_survive: float | None = None
     good: Good = ""
+    remedy: str = ""
+    enough: int | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self, self.outcome, ("estimate", "threshold", "p_falsify", "p_survive"))
@@ -102,8 +106,9 @@ class Leg:
 class Verdict:
     """The answer to one claim for one model.
 
-    ``estimate``, ``interval``, ``n``, ``threshold``, ``unit`` and ``good`` are those of the leg that decided
-    (``legs.combine``).
+    ``estimate``, ``interval``, ``n``, ``threshold``, ``unit``, ``good`` and ``enough`` are those of the leg that
+    decided (``legs.combine``).
+    ``why``  of a row that was left open: what would decide it or, where nobody knows, that leg's reason; else "".
 
     Raises:
         BadArgument: an unknown outcome; a number that is NaN or infinite (use None and a reason).
@@ -121,6 +126,8 @@ class Verdict:
     reason: str
     legs: tuple[Leg, ...] = field(default=())
     good: Good = ""
+    why: str = ""
+    enough: int | None = None
 
     def __post_init__(self) -> None:
         _check_numbers(self, self.verdict, ("estimate", "threshold"))

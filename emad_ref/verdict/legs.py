@@ -21,7 +21,7 @@ inconclusive among many, and then says so. Identities have no interval (``exact`
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -31,6 +31,7 @@ from emad_ref.verdict.holm import holm
 from emad_ref.verdict.interval import Estimate, needed_n
 
 LEVEL = 0.05  # one-sided, against the threshold
+OPEN: tuple[Outcome, ...] = ("inconclusive", "not applicable", "unmeasured")
 
 Side = Literal["above", "below"]
 
@@ -78,12 +79,12 @@ def _least_sure(leg: Leg) -> tuple[float, float]:
 
 def not_applicable(claim: Claim, model: str, reason: str) -> Verdict:
     """A premise of the claim is absent: ``reason`` says which."""
-    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason)
+    return Verdict(claim.id, model, "not applicable", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
 def unmeasured(claim: Claim, model: str, reason: str) -> Verdict:
     """An instrument or data is absent: ``reason`` says which. Never a zero."""
-    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason)
+    return Verdict(claim.id, model, "unmeasured", None, None, 0, None, claim.unit, claim.gate, reason, why=reason)
 
 
 def unseen(name: str, reason: str) -> Leg:
@@ -111,8 +112,9 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     leg = Leg(name, "inconclusive", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit)
     leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
-        short = f"{estimate.n} {noun}, at least {minimum[noun]} are needed"
-        return Tested(replace(leg, reason=short), noun, lambda error: minimum[noun], to_survive)
+        remedy = f"at least {minimum[noun]} are needed"
+        short = replace(leg, reason=f"{estimate.n} {noun}, {remedy}", remedy=remedy, enough=minimum[noun])
+        return Tested(short, noun, lambda error: minimum[noun], to_survive)
     falsify, survive = estimate.p_above, estimate.p_below
     if bad == "below":
         falsify, survive = survive, falsify
@@ -142,11 +144,11 @@ def _decided(test: Tested, falsified: bool, holds: bool, family: int) -> Leg:
     if falsified:
         return replace(leg, outcome="falsified")
     if not holds:
-        return replace(leg, reason=_said(leg.reason, *_why_open(test, family)))
+        return _left_open(test, family)
     if leg.n < test.to_survive:
-        return replace(
-            leg, reason=_said(leg.reason, f"at least {test.to_survive} are needed to survive: {_unexcluded(test)}")
-        )
+        remedy = f"at least {test.to_survive} are needed"
+        said = _said(leg.reason, f"{remedy} to survive: {_unexcluded(test)}")
+        return replace(leg, reason=said, remedy=remedy, enough=test.to_survive)
     return replace(leg, outcome="survived", reason=_said(leg.reason, _unexcluded(test) if test.to_survive else ""))
 
 
@@ -160,20 +162,25 @@ def _said(*parts: str) -> str:
     return "; ".join(part for part in parts if part)
 
 
-def _why_open(test: Tested, family: int) -> Iterator[str]:
+def _left_open(test: Tested, family: int) -> Leg:
+    """With what would decide it, where that is known."""
     leg = test.leg
     assert leg.p_falsify is not None
     assert leg.p_survive is not None
     if leg.p_falsify == leg.p_survive == 1:
-        return  # a tie, or a single unit, whose reason is said; no number of such units would decide
+        return leg  # a tie, or a single unit, whose reason is said; no number of such units would decide
     falling = leg.p_falsify < leg.p_survive
+    alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
     number = test.needed(LEVEL / family if falling else LEVEL)
-    if leg.p_falsify <= LEVEL:
-        yield f"falsified alone, but not after Holm over {family} legs"
     if number is None:
-        yield f"too near the threshold for any number of {test.noun}"
-    elif (number := number if falling else max(number, test.to_survive)) > leg.n:
-        yield f"about {number:,} {test.noun} would decide it if the estimate stands"
+        remedy = f"too near the threshold for any number of {test.noun}"
+        return replace(leg, reason=_said(leg.reason, alone, remedy), remedy=remedy)
+    if (number := number if falling else max(number, test.to_survive)) <= leg.n:
+        return replace(leg, reason=_said(leg.reason, alone))
+    remedy = f"about {number:,} {test.noun} would decide it"
+    return replace(
+        leg, reason=_said(leg.reason, alone, f"{remedy} if the estimate stands"), remedy=remedy, enough=number
+    )
 
 
 def finite(estimate: Estimate) -> tuple[float, float] | None:
@@ -185,11 +192,13 @@ def row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
     outcome, leg = combine(legs)
     part = [other for other in legs if other.outcome not in ("measured", "not applicable")]
     here = sum(other.outcome == leg.outcome for other in part)  # what decided may be unmeasured where the row is open
-    reason = leg.reason or leg.name
+    reason = said = leg.reason or leg.name
     if len(part) > 1:
         count = f"{f'all {here}' if here == len(part) else f'{here} of {len(part)}'} legs {leg.outcome}"
         near = {"falsified": "surest", "survived": "nearest"}.get(outcome, "first")
-        reason = f"{count}; {near}: {leg.name}" + (f" ({leg.reason})" if leg.reason else "")
+        said = leg.name + (f" ({leg.reason})" if leg.reason else "")
+        reason = f"{count}; {near}: {said}"
+    still_open = outcome in OPEN
     return Verdict(
         claim.id,
         model,
@@ -203,6 +212,8 @@ def row(claim: Claim, model: str, legs: Sequence[Leg]) -> Verdict:
         reason,
         tuple(legs),
         leg.good,
+        (leg.remedy or said) if still_open else "",
+        leg.enough if still_open else None,
     )
 
 

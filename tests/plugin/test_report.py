@@ -106,7 +106,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     ]
     assert set(report["claims"][0]) == {
         *("id", "model", "verdict", "estimate", "interval", "n", "threshold", "unit", "gate", "reason", "legs"),
-        *("title", "good"),
+        *("title", "good", "why", "enough"),
     }
     assert report["points"][0]["mean_depth"] == 5.25
     assert report["notes"] == ["the baseline sleeps"]

@@ -162,6 +162,8 @@ def test_json_has_exactly_the_registers_keys_and_built_in_types():
         "gate",
         "reason",
         "good",
+        "why",
+        "enough",
         "legs",
     ]
     stack = [data]

@@ -183,6 +183,31 @@ def test_a_reason_counts_the_outcome_at_hand_and_never_none_of_it(kinds, count):
     assert row(CLAIM, "m", legs).reason.startswith(f"{count}; ")
 
 
+@pytest.mark.parametrize(
+    ("found", "why", "enough"),
+    [
+        ({"a": replace(ABOVE, n=29)}, "at least 30 are needed", 30),
+        ({"a": BELOW, "b": replace(ABOVE, n=29)}, "at least 30 are needed", 30),
+        ({"a": replace(BELOW, n=30)}, "at least 200 are needed", 200),
+        ({"a": replace(estimate(-0.5, 0.9, 0.0501), n=30)}, "about 200 documents would decide it", 200),
+        ({"a": estimate(0.0, 0.5, 0.5)}, "too near the threshold for any number of documents", None),
+        ({"a": replace(estimate(0.0, 1.0, 1.0), method="tied")}, "tied", None),
+        ({"a": replace(BELOW, n=300), "b": replace(estimate(0.0, 1.0, 1.0), method="tied")}, "b (tied)", None),
+        ({"a": ABOVE}, "", None),
+        ({"a": replace(BELOW, n=300)}, "", None),
+    ],
+)
+def test_what_would_decide_an_open_row_is_data_and_in_the_words_of_its_reason(found, why, enough):
+    row = judge_side(DEMANDING, "m", found, "above", 0.0)
+    assert (row.why, row.enough) == (why, enough)
+    assert why in row.reason
+
+
+def test_what_is_absent_says_so_as_the_reason_that_a_row_is_open():
+    for verdict in (not_applicable(CLAIM, "m", "no clock"), unmeasured(CLAIM, "m", "no clock")):
+        assert (verdict.why, verdict.enough) == ("no clock", None)
+
+
 def test_legs_that_report_are_listed_and_take_no_part():
     beside = [estimated("beside", ABOVE), counted("count", 0.2, 7, "net FLOP reduction")]
     row = judged({"a": BELOW}, beside=beside)
