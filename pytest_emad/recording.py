@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.exhibits import Exhibits
-from emad_ref.report.plots import require_drawable
 from emad_ref.verdict.claims import Claim, Verdict
 from emad_ref.verdict.gating import consequence
 from emad_ref.verdict.goldens import Goldens, record_verdict
@@ -34,6 +32,7 @@ from pytest_emad.options import Settings
 
 if TYPE_CHECKING:
     from emad_ref.audit.finding import Finding
+    from emad_ref.evidence.exhibits import Exhibits
 
 KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = tuple(
     f"emad.record.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
@@ -138,6 +137,8 @@ class Recorder:
             raise BadArgument(f"rows of {title!r}", "differing keys", f"{columns} in every row", "None marks absence")
         drawn = {"figure": figure} if figure else {}
         if figure:
+            from emad_ref.report.plots import require_drawable  # not at the start of every run
+
             require_drawable(figure, rows)
         self._add(TABLE, {"title": title, "model": model, "rows": [dict(row) for row in rows]} | drawn)
 

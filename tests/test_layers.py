@@ -33,7 +33,7 @@ def test_a_wrong_import_is_seen(tmp_path: Path) -> None:
         "emad_ref/errors.py": "import emad_ref.record\nimport pytest_emad\n",
         "emad_ref/unheard_of.py": "",
         "emad_ref/evidence/subject.py": "import emad_ref.evidence.gathered\n",
-        "pytest_emad/options.py": "import pytest_emad.plugin\n",
+        "pytest_emad/options/table.py": "import pytest_emad.plugin\n",
         "suites/claims/test_pair.py": "import suites.claims.test_model\n",
     }
     for path, text in planted.items():
