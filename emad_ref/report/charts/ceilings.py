@@ -7,7 +7,7 @@ from typing import Any
 
 from emad_ref.report import forms
 from emad_ref.report.axes import Axis, Frame, linear, rises
-from emad_ref.report.charts.drawing import Chart, Mark, Series, laid_out, rows_of
+from emad_ref.report.charts.drawing import Chart, Mark, by_family, laid_out, rows_of
 from emad_ref.report.reading import Report
 from emad_ref.verdict.claims import load_register
 
@@ -20,26 +20,7 @@ def saving_and_loss(report: Report, model: str) -> Chart | None:
     register = load_register()["EMAD-F1"].thresholds
     saving, most = register["flop_reduction"], register["perplexity_rise"]
     rows.sort(key=lambda row: row["kind"] != "ceiling")
-    series = [
-        Series(
-            family,
-            [
-                Mark(
-                    row["rise %"],
-                    row["net reduction %"],
-                    str(row.get("point", family)),
-                    [
-                        ("family", family),
-                        ("rise of perplexity", forms.rise(row["rise %"])),
-                        ("net FLOPs saved", forms.percent(row["net reduction %"])),
-                        ("blocks saved", forms.percent(row["blocks %"])),
-                    ],
-                )
-                for row in sorted((row for row in rows if row["family"] == family), key=lambda row: row["rise %"])
-            ],
-        )
-        for family in dict.fromkeys(row["family"] for row in rows)
-    ]
+    series = by_family(rows, _mark)
     marks = [mark for one in series for mark in one.marks]
     low, high = min(0.0, *(mark.x for mark in marks)), max(1.5 * most, *(mark.x for mark in marks))
     bottom, top = min(0.0, *(mark.y for mark in marks)), 1.05 * max(1.2 * saving, *(mark.y for mark in marks))
@@ -63,6 +44,20 @@ def saving_and_loss(report: Report, model: str) -> Chart | None:
         layouts=laid_out(series, axes),
         marks=marks,
         good=f"saves at least {forms.percent(saving, 0)}, costs at most {forms.percent(most, 0)}",
+    )
+
+
+def _mark(row: Mapping[str, Any]) -> Mark:
+    return Mark(
+        row["rise %"],
+        row["net reduction %"],
+        str(row.get("point", row["family"])),
+        [
+            ("family", row["family"]),
+            ("rise of perplexity", forms.rise(row["rise %"])),
+            ("net FLOPs saved", forms.percent(row["net reduction %"])),
+            ("blocks saved", forms.percent(row["blocks %"])),
+        ],
     )
 
 

@@ -6,7 +6,7 @@ themselves; colour only helps. Knows no chart: what a chart shows, and of which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,6 +93,15 @@ def rows_of(report: Report, model: str, figure: str, tables: int | None = None) 
     """Of the first so many tables, or of all."""
     found = [table for table in report["tables"] if table.get("figure") == figure and table["model"] == model]
     return [row for table in found[:tables] for row in table["rows"]]
+
+
+def by_family(rows: Sequence[Mapping[str, Any]], mark: Callable[[Mapping[str, Any]], Mark]) -> list[Series]:
+    """A line per family in the order of ``rows``, its marks from left to right."""
+    families = dict.fromkeys(row["family"] for row in rows)
+    return [
+        Series(family, sorted((mark(row) for row in rows if row["family"] == family), key=lambda each: each.x))
+        for family in families
+    ]
 
 
 def plain(

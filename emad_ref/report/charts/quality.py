@@ -7,7 +7,7 @@ from typing import Any
 
 from emad_ref.report import forms
 from emad_ref.report.axes import Axis, Frame, linear, rises
-from emad_ref.report.charts.drawing import Chart, Mark, Series, laid_out, rows_of
+from emad_ref.report.charts.drawing import Chart, Mark, Series, by_family, laid_out, rows_of
 from emad_ref.report.passages import interval
 from emad_ref.report.reading import Report
 from emad_ref.verdict.claims import load_register
@@ -77,29 +77,20 @@ def _families(report: Report, model: str) -> list[Series]:
         and row["rise %"] is not None
         and not row["family"].startswith("EMAD, mean")
     ]
-    return [
-        Series(
-            family,
-            sorted(
-                (
-                    Mark(
-                        row["net reduction %"],
-                        row["rise %"],
-                        str(row.get("point", family)),
-                        [
-                            ("family", family),
-                            ("net FLOPs saved", forms.percent(row["net reduction %"])),
-                            ("rise of perplexity", forms.rise(row["rise %"])),
-                        ],
-                    )
-                    for row in rows
-                    if row["family"] == family
-                ),
-                key=lambda mark: mark.x,
-            ),
-        )
-        for family in dict.fromkeys(row["family"] for row in rows)
-    ]
+    return by_family(rows, _mark)
+
+
+def _mark(row: Mapping[str, Any]) -> Mark:
+    return Mark(
+        row["net reduction %"],
+        row["rise %"],
+        str(row.get("point", row["family"])),
+        [
+            ("family", row["family"]),
+            ("net FLOPs saved", forms.percent(row["net reduction %"])),
+            ("rise of perplexity", forms.rise(row["rise %"])),
+        ],
+    )
 
 
 def _put_forward(report: Report, model: str) -> list[Series]:
