@@ -12,7 +12,6 @@ import pytest
 from emad_ref.errors import BadArgument, ends_the_run
 from emad_ref.report.provenance import provenance
 from emad_ref.verdict.claims import Claim
-from emad_ref.verdict.goldens import Goldens
 from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record, shipped
 from pytest_emad import progress
 from pytest_emad.backends import make_decoder
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from emad_ref.evidence.pair.names import PairNames
     from emad_ref.models.loading import Loaded
     from emad_ref.questions.company import Docket
+    from emad_ref.verdict.goldens import Goldens
     from pytest_emad.asking import Ask
     from pytest_emad.auditing import Auditor
 
@@ -42,6 +42,8 @@ def emad_settings(pytestconfig: pytest.Config) -> Settings:
 @pytest.fixture(scope="session")
 def emad_goldens(emad_settings: Settings) -> Goldens:
     """Golden data: ``--emad-golden`` first, then the shipped folder."""
+    from emad_ref.verdict.goldens import Goldens
+
     folders = tuple(folder for folder in (emad_settings.golden, shipped()) if folder is not None)
     goldens = Goldens(folders, emad_settings.golden if emad_settings.update_golden else None)
     if goldens.target is None:  # an update may be the repair

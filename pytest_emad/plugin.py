@@ -32,8 +32,7 @@ from pytest_emad import (
     stopping,
 )
 from pytest_emad.options import add_options, register, settings
-from pytest_emad.reporting import REFUSAL, Reporting
-from pytest_emad.terminal import header
+from pytest_emad.reporting import REFUSAL, Reporting, header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
 NEEDED = ("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-reporting")  # our own plugins

@@ -17,7 +17,6 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.claims import Claim, Verdict
 from emad_ref.verdict.gating import consequence
-from emad_ref.verdict.goldens import Goldens, record_verdict
 from emad_ref.verdict.known import (
     MACHINE_BOUND,
     Change,
@@ -33,6 +32,7 @@ from pytest_emad.options import Settings
 if TYPE_CHECKING:
     from emad_ref.audit.finding import Finding
     from emad_ref.evidence.exhibits import Exhibits
+    from emad_ref.verdict.goldens import Goldens
 
 KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = tuple(
     f"emad.record.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
@@ -193,6 +193,8 @@ class Recorder:
     def _put_on_record(self, verdict: Verdict, key: Mapping[str, str]) -> None:
         if self._goldens.target is None:  # settings() refuses this combination
             raise AssertionError("update without a target")
+        from emad_ref.verdict.goldens import record_verdict  # not at the start of every run
+
         seed = self._run.seed
         change = record_verdict(self._goldens.target, key, verdict.model, seed, verdict.verdict)
         self._changed(f"verdict {verdict.id} of {verdict.model}, seed {seed}: {verdict.verdict}", change)

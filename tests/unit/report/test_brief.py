@@ -9,7 +9,7 @@ from emad_ref.report.brief import brief, together
 from emad_ref.report.brieftext import lines
 from emad_ref.report.jobsummary import job_summary
 from emad_ref.verdict.claims import Leg, Verdict, load_register
-from pytest_emad.results import write_report
+from pytest_emad.reporting.results import write_report
 
 REGISTER = load_register()
 OPEN = "1 of 3 legs inconclusive; first: recall (about 887 items would decide it if the estimate stands)"

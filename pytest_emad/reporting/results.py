@@ -19,13 +19,13 @@ from emad_ref.files import write_atomically
 from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
 from emad_ref.verdict.gating import UNDECIDED
 from emad_ref.verdict.known import nothing_compared
+from pytest_emad.attendance import KIND, SHIPPED
 from pytest_emad.options import Settings
 from pytest_emad.recording import AUDIT, CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
 
 if TYPE_CHECKING:
     from emad_ref.report.folder import Written
 
-SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes that ``attendance`` gives reports
 NEVER: Outcome = "not reported"  # a test whose body did not run, or not to its end
 LONGEST_REASON = 1000  # letters; the whole of it stands in the log
 
