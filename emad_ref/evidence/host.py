@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.evidence.afresh import NOWHERE, Afresh
 from emad_ref.evidence.lending import judges_own
 from emad_ref.models.loading import Loaded
 from emad_ref.protocol import Decoder, Request
@@ -43,8 +44,10 @@ class Host:
     """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr.
 
     ``crew``: workers that read text for lens traces; None: this process does.
+    ``afresh``: how a process like this one is started anew, with the same decoder under test, to time a share of pairs.
     """
 
     make_decoder: Callable[[Request], Decoder] = ours
     bars: Callable[[], TextIO | None] = standard_error
     crew: Crew | None = None
+    afresh: Afresh = NOWHERE

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -35,6 +35,9 @@ from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
 
+if TYPE_CHECKING:
+    from emad_ref.evidence.fresh import Fresh
+
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
@@ -47,17 +50,31 @@ Done = Record | Ints  # what an arm made of a request: its record, or the tokens
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """Requests before they are timed: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
+
+    ``audited``: pairs, warm-up not counted, of which all is kept that the arms make of them.
+    """
+
+    batches: Sequence[Sequence[Prompt]]
+    audited: Collection[int]
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Requests:
     """Arm → [pairs] wall-clock ``seconds``, and what the arms emitted and recorded while the clock ran.
 
     ``prompts``  [pairs] of [rows] prompts, of one length.
     ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
+    ``process``  int64 [pairs]: in which process each was timed; None: all in this one.
     """
 
     timings: Timings
     prompts: Sequence[Sequence[Prompt]]
     done: Mapping[str, Sequence[Done | Sequence[Ints]]]
     audited: Collection[int]
+    process: Ints | None = None
 
     @property
     def seconds(self) -> dict[str, Floats]:
@@ -65,7 +82,13 @@ class Requests:
 
     def by_pair(self) -> dict[str, ByPair]:
         """Arm → seconds [pairs], as intervals take them."""
-        return {arm: ByPair(seconds) for arm, seconds in self.seconds.items()}
+        return {arm: ByPair(seconds, self.process) for arm, seconds in self.seconds.items()}
+
+    def decidable(self, threshold: float, legs: int) -> tuple[float, float]:
+        """``decidable`` by what varies more: between pairs, or between the processes that they were timed in."""
+        levels = [self.seconds, {arm: column.independent for arm, column in self.by_pair().items()}]
+        ups, downs = zip(*(decidable(each, threshold, legs) for each in levels), strict=True)
+        return max(ups), min(downs)
 
     def skipped(self, arm: str, layers: int) -> float:
         """Share of blocks, of ``layers`` a token, that the rule of ``arm`` left out where audited pairs decided."""
@@ -76,10 +99,14 @@ class Requests:
 
 
 class Stopwatch:
-    """Timings of one model, taken when first asked for and kept."""
+    """Timings of one model, taken when first asked for and kept.
 
-    def __init__(self, points: Points):
+    ``fresh``: by what races are divided over processes; None: none is. ``shape``: of requests, where it is known.
+    """
+
+    def __init__(self, points: Points, fresh: Fresh | None = None, shape: tuple[int, int] | None = None):
         self._points, self._subject = points, points.subject
+        self._fresh, self._shape = fresh, shape
         self._timed: dict[OperatingPoint, dict[int, Requests]] = {}
 
     @cached_property
@@ -101,12 +128,19 @@ class Stopwatch:
     def timed(self, point: OperatingPoint) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``."""
         if point not in self._timed:
-            self._timed[point] = {rows: self._race(point, rows) for rows in self._subject.budget.batch_sizes}
+            sizes = self._subject.budget.batch_sizes
+            self._timed[point] = (
+                {rows: self.race(point, rows, self.drawn(rows, self.looked_at(rows))) for rows in sizes}
+                if self._fresh is None or self._fresh.without
+                else self._fresh.races(self, point)
+            )
         return self._timed[point]
 
     @cached_property
     def request_shape(self) -> tuple[int, int]:
         """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
+        if self._shape is not None:
+            return self._shape
         room = (self._subject.stepper.max_positions or self._subject.window) - 1
         prompt = min(self._subject.budget.prompt_tokens, room // 2)
         new = min(self._subject.budget.new_tokens, room - prompt)
@@ -144,12 +178,13 @@ class Stopwatch:
             arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
             return self.requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
 
-    def _race(self, point: OperatingPoint, rows: int) -> Requests:
+    def race(self, point: OperatingPoint, rows: int, drawn: Drawn) -> Requests:
+        """Full depth, ``point`` and the baselines on what is drawn of so many rows, in this process."""
         new = self.request_shape[1]
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
-            return self.requests(arms | self.baselines, rows, self.looked_at(rows), decoders[FULL])
+            return self._clocked(arms | self.baselines, drawn, decoders[FULL])
 
     @property
     def baselines(self) -> dict[str, Callable[[list[Prompt]], Done]]:
@@ -176,28 +211,35 @@ class Stopwatch:
 
         ``audited``: pairs of which all is kept that the arms made of them.
         """
+        return self._clocked(arms, self.drawn(rows, audited), clocked)
+
+    def drawn(self, rows: int, audited: Collection[int]) -> Drawn:
+        """Fresh prompts for every pair and the warm-up, as the seed has them."""
         length, pairs = self.request_shape[0], self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+        return Drawn(batches, audited, (self._subject.seed,))
+
+    def _clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
         done: dict[str, list[Any]] = {name: [] for name in arms}
-        counted = {WARM_UP + pair for pair in audited}
+        counted = {WARM_UP + pair for pair in drawn.audited}
 
         def timed_arm(name: str) -> Callable[[int], None]:
             def run(pair: int) -> None:
-                found = arms[name](batches[pair])
+                found = arms[name](list(drawn.batches[pair]))
                 done[name].append(found if pair in counted else _emitted(found))
 
             return run
 
         timings = paired(
             {name: timed_arm(name) for name in arms},
-            pairs,
-            np.random.default_rng(self._subject.seed),
+            len(drawn.batches) - WARM_UP,
+            np.random.default_rng(drawn.seed),
             warm_up=WARM_UP,
             synchronize=clocked.synchronize,
         )
         kept = {name: found[WARM_UP:] for name, found in done.items()}
-        return Requests(timings, batches[WARM_UP:], kept, audited)
+        return Requests(timings, drawn.batches[WARM_UP:], kept, drawn.audited)
 
     # ------------------------------------------------------------ after the clock
 
@@ -289,14 +331,21 @@ class Stopwatch:
         length, new = self.request_shape
         said = []
         for rows, timed in self.timed(point).items():
-            above, below = decidable(timed.seconds, threshold, legs)
+            above, below = timed.decidable(threshold, legs)
             said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
         compiled = f"; compiled baseline not run: {self.without_compiled}" if self.without_compiled else ""
         return (
             f"{self._subject.name}: timed {point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self._subject.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; {'; '.join(said)} "
+            f"{self._subject.budget.pairs} pairs {self._where(timed)}, {torch.get_num_threads()} CPU threads; "
+            f"{'; '.join(said)} "
             f"(after correction over {legs} legs){compiled}"
         )
+
+    def _where(self, timed: Requests) -> str:
+        if timed.process is None:
+            return "in this process alone" + (f" ({self._fresh.without})" if self._fresh is not None else "")
+        sizes = np.unique(np.bincount(timed.process))
+        return f"in {timed.process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 
 
 def tries_compiling(study: Study) -> bool:

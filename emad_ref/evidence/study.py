@@ -22,12 +22,11 @@ class Budget:
     ``pairs``          timed pairs per batch size, warm-up not counted; 30 are METHODS' minimum.
     ``batch_sizes``    legs of the timing rows.
     ``prompt_tokens``, ``new_tokens``  length of a timed request; ``new_tokens`` also bounds generation elsewhere.
-    ``processes``      fresh ones over which those pairs are divided. Memory layout, allocator and kernels are drawn once
-                       a process, so that they, not pairs, are what decides how sure a ratio is. Simulated with ratios
-                       that differ by 1 % between processes and by 5 % between pairs (``tests/laws/test_fresh.py``): five
-                       give an interval of up to ± 4 %, ten of ± 3 % at most; twenty with 200 pairs let a speed-up of
-                       1.12× survive at 1.10× in all nine legs of ``full``. Each costs a start and its warm-up: ``smoke``
-                       keeps one, and says so.
+    ``processes``      fresh ones over which those pairs are divided: memory layout, allocator and kernels are drawn
+                       once a process, so that these decide how sure a ratio is. Simulated with ratios that differ by
+                       1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), five give intervals
+                       of up to ± 4 %, ten of ± 3 % at most; with twenty, and 200 pairs, a speed-up of 1.12× survives
+                       three batch sizes against two baselines. Each costs a start and a warm-up: ``smoke`` keeps one.
     """
 
     name: str

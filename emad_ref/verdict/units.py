@@ -184,9 +184,7 @@ class ByPair(Units):
 
     def among(self, seen: Bools) -> Self:
         """Those pairs only of which ``seen`` [pairs] is true, in their processes."""
-        return replace(
-            self, values=self.values[seen], process=None if self.process is None else self.process[seen]
-        )
+        return replace(self, values=self.values[seen], process=None if self.process is None else self.process[seen])
 
     @property
     def independent(self) -> NDArray[Any]:
