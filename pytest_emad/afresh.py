@@ -69,10 +69,10 @@ def _without(config: pytest.Config) -> str:
     decoder = settings(config).decoder
     if hasattr(config, "workerinput"):
         return "a worker of pytest-xdist; -n 0 starts others"
-    if any(not isinstance(plugin, str) for plugin in config.invocation_params.plugins or ()):
-        return "pytest was handed plugins as objects, which reach no other process"
     if isinstance(decoder, Server):
         return f"the decoder at {decoder} is one process, whoever asks it; exec: starts it anew"
+    if any(not isinstance(plugin, str) for plugin in config.invocation_params.plugins or ()):
+        return "pytest was handed plugins as objects, which reach no other process"
     if config.stash.get(_AT_START, None) != _providers(config):
         return "the decoder's provider is found at collection; a conftest.py of the root folder, or -p, is found before"
     return ""
