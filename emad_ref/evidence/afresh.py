@@ -85,7 +85,7 @@ def _told(status: int, output: Path) -> str:
     if status < 0:
         how = f"was ended by {Signals(-status).name}"
     said = read_bytes(output, "output").decode("utf-8", "replace").splitlines() if output.exists() else []
-    last = " / ".join([line.strip() for line in said if line.strip()][-SHOWN:]) or "nothing"
+    last = " / ".join([line.strip() for line in said if line.strip("^~ ")][-SHOWN:]) or "nothing"
     return (
         f"a fresh process {how}, and what it was to measure is not measured; it printed last: {last}; all of it is in "
         f"{output}; mend what it names, or take --emad-budget smoke, which starts none"

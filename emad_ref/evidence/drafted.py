@@ -10,7 +10,7 @@ own head at the same layer, neither lens nor gate.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from emad_ref.decoding.drafted import DraftingDecoder
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.beyond import Beyond
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Requests, Stopwatch
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Drawn, Requests, Stopwatch
+from emad_ref.evidence.subject import Subject
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
 from emad_ref.screening.lossless import ASSISTED, LOOKUP, SELF, Arm, assistant_of, by_assistant, by_drafting, by_lookup
@@ -41,26 +42,8 @@ class Drafted:
     @cached_property
     def timed(self) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), the baselines, and ``WAYS`` for one row."""
-        return {rows: self._race(rows) for rows in self._subject.budget.batch_sizes}
-
-    def _race(self, rows: int) -> Requests:
-        subject, stopwatch = self._subject, self._stopwatch
-        drafting, new = self.drafting, stopwatch.request_shape[1]
-        assert drafting is not None, "whoever asks has asked whether there is one"
-        drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
-        full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
-        arms: dict[str, Callable[[list[Prompt]], Done]] = {
-            FULL: lambda prompts: full.generate(prompts, new, frozenset()),
-            ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-            **stopwatch.baselines,
-        }
-        if rows == 1:
-            raw = by_drafting(subject.loaded, Drafting(drafting.layer, drafting.longest))
-            beside = {LOOKUP: by_lookup(subject.loaded), SELF: raw}
-            if (assistant := assistant_of(subject.loaded)) is not None:
-                beside[ASSISTED] = by_assistant(subject.loaded, assistant)
-            arms |= {name: _alone(way, new) for name, way in beside.items()}
-        return stopwatch.requests(arms, rows, stopwatch.looked_at(rows), full)
+        assert self.drafting is not None, "whoever asks has asked whether there is one"
+        return self._stopwatch.races(partial(race, self.drafting))
 
     def checked(self, rows: int) -> Finding:
         """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
@@ -72,6 +55,25 @@ class Drafted:
         records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
         verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
         return float(np.concatenate(verified).mean())
+
+
+def race(drafting: Drafting, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
+    """Full depth, drafting, the baselines and other ways on what is drawn of so many rows, in this process."""
+    new = stopwatch.request_shape[1]
+    drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+    full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
+    arms: dict[str, Callable[[list[Prompt]], Done]] = {
+        FULL: lambda prompts: full.generate(prompts, new, frozenset()),
+        ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
+        **stopwatch.baselines,
+    }
+    if rows == 1:
+        raw = by_drafting(subject.loaded, Drafting(drafting.layer, drafting.longest))
+        beside = {LOOKUP: by_lookup(subject.loaded), SELF: raw}
+        if (assistant := assistant_of(subject.loaded)) is not None:
+            beside[ASSISTED] = by_assistant(subject.loaded, assistant)
+        arms |= {name: _alone(way, new) for name, way in beside.items()}
+    return stopwatch.clocked(arms, drawn, full)
 
 
 def _alone(way: Arm, new: int) -> Callable[[list[Prompt]], Done]:

@@ -11,7 +11,7 @@ Each process times all batch sizes of the budget: it loads the model once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -24,7 +24,7 @@ from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.scored import Scored
-from emad_ref.evidence.stopwatch import WARM_UP, Drawn, Requests, Stopwatch
+from emad_ref.evidence.stopwatch import WARM_UP, Drawn, Racing, Requests, Stopwatch
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject, open_model
 from emad_ref.evidence.traces import Traces
@@ -38,7 +38,7 @@ from emad_ref.record import Floats, Ints
 
 @dataclass(frozen=True, eq=False)
 class Share:
-    """What one process times: ``point`` of the model ``name`` under ``study``, and of each batch size what is drawn.
+    """What one process times: the model ``name`` under ``study``, by ``racing`` what is drawn of each batch size.
 
     ``shape``     (prompt, new) tokens of a request.
     ``attached``  what points of this model name by digest: lenses, state translators.
@@ -47,7 +47,7 @@ class Share:
     name: str
     fingerprint: str
     study: Study
-    point: OperatingPoint
+    racing: Racing
     shape: tuple[int, int]
     attached: Mapping[str, Mapping[str, Any]]
     drawn: Mapping[int, Drawn]
@@ -66,7 +66,7 @@ class Share:
             subject = Subject(loaded, self.study, host)
             points = Points(Traces(subject), Scored(subject), Witnessed(Bridging(subject)))
             stopwatch = Stopwatch(points, shape=self.shape)
-            return {rows: stopwatch.race(self.point, rows, drawn) for rows, drawn in self.drawn.items()}
+            return {rows: self.racing(subject, stopwatch, rows, drawn) for rows, drawn in self.drawn.items()}
 
 
 class Fresh:
@@ -78,16 +78,18 @@ class Fresh:
         if budget.processes > 1 and afresh.start is not None:
             self.without = ""
 
-    def races(self, stopwatch: Stopwatch, point: OperatingPoint) -> dict[int, Requests]:
-        """Batch size → what ``stopwatch.race`` gives of all pairs, ``process`` told.
+    def races(
+        self, stopwatch: Stopwatch, racing: Racing, points: Collection[OperatingPoint] = ()
+    ) -> dict[int, Requests]:
+        """Batch size → what ``racing`` gives of all pairs, ``process`` told.
 
         Raises:
-            Unsupported: the decoder under test declines ``point`` or full depth.
+            Unsupported: the decoder under test declines one of ``points``.
             AfreshFailed: a process ended without its times, or timed other arms than another.
         """
         subject, sizes = self._subject, self._subject.budget.batch_sizes
         for rows in sizes:
-            for each in (subject.full, point):
+            for each in points:
                 with subject.open(each, max_rows=rows):
                     pass  # what is declined is declined here, by name
         whole = {rows: stopwatch.drawn(rows, stopwatch.looked_at(rows)) for rows in sizes}
@@ -97,7 +99,7 @@ class Fresh:
         named = f"{subject.name}: fresh processes"
         for number, pairs in enumerate(tqdm(dealt, desc=named, file=subject.bars(), leave=False)):
             share = Share(
-                subject.name, subject.fingerprint, subject.study, point, stopwatch.request_shape, attached,
+                subject.name, subject.fingerprint, subject.study, racing, stopwatch.request_shape, attached,
                 {rows: share_of(drawn, pairs, number) for rows, drawn in whole.items()},
             )  # fmt: skip
             parts.append(carried_out(self._afresh, share))

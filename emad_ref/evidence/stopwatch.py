@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.evidence.subject import Subject
 from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
 from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
@@ -98,6 +99,9 @@ class Requests:
         return 1 - float(depth.mean()) / layers
 
 
+Racing = Callable[[Subject, "Stopwatch", int, Drawn], Requests]  # times so many rows; crosses by pickle, so no lambda
+
+
 class Stopwatch:
     """Timings of one model, taken when first asked for and kept.
 
@@ -128,13 +132,20 @@ class Stopwatch:
     def timed(self, point: OperatingPoint) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``."""
         if point not in self._timed:
-            sizes = self._subject.budget.batch_sizes
-            self._timed[point] = (
-                {rows: self.race(point, rows, self.drawn(rows, self.looked_at(rows))) for rows in sizes}
-                if self._fresh is None or self._fresh.without
-                else self._fresh.races(self, point)
-            )
+            self._timed[point] = self.races(partial(at_point, point), (self._subject.full, point))
         return self._timed[point]
+
+    def races(self, racing: Racing, points: Collection[OperatingPoint] = ()) -> dict[int, Requests]:
+        """Batch size → what ``racing`` gives of all pairs, in this process or divided over fresh ones.
+
+        Raises:
+            Unsupported: the decoder under test declines one of ``points``.
+            AfreshFailed: a fresh process ended without its times.
+        """
+        if self._fresh is not None and not self._fresh.without:
+            return self._fresh.races(self, racing, points)
+        drawn = {rows: self.drawn(rows, self.looked_at(rows)) for rows in self._subject.budget.batch_sizes}
+        return {rows: racing(self._subject, self, rows, each) for rows, each in drawn.items()}
 
     @cached_property
     def request_shape(self) -> tuple[int, int]:
@@ -184,7 +195,7 @@ class Stopwatch:
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
-            return self._clocked(arms | self.baselines, drawn, decoders[FULL])
+            return self.clocked(arms | self.baselines, drawn, decoders[FULL])
 
     @property
     def baselines(self) -> dict[str, Callable[[list[Prompt]], Done]]:
@@ -211,7 +222,7 @@ class Stopwatch:
 
         ``audited``: pairs of which all is kept that the arms made of them.
         """
-        return self._clocked(arms, self.drawn(rows, audited), clocked)
+        return self.clocked(arms, self.drawn(rows, audited), clocked)
 
     def drawn(self, rows: int, audited: Collection[int]) -> Drawn:
         """Fresh prompts for every pair and the warm-up, as the seed has them."""
@@ -220,7 +231,8 @@ class Stopwatch:
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
         return Drawn(batches, audited, (self._subject.seed,))
 
-    def _clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
+    def clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
+        """Every arm on what is ``drawn``, in this process."""
         done: dict[str, list[Any]] = {name: [] for name in arms}
         counted = {WARM_UP + pair for pair in drawn.audited}
 
@@ -323,22 +335,27 @@ class Stopwatch:
         return 1 - totals[1] / totals[0]
 
     def note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
-        """One sentence: what was timed, and from which speed-up on this budget decides.
+        """One sentence: what was timed, where, and from which speed-up on this budget decides.
 
         ``threshold``: the speed-up to exceed. ``legs``: of Holm's family, by which what falsifies is corrected; to
         survive, every leg stands alone.
         """
-        length, new = self.request_shape
         said = []
         for rows, timed in self.timed(point).items():
             above, below = timed.decidable(threshold, legs)
             said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
         compiled = f"; compiled baseline not run: {self.without_compiled}" if self.without_compiled else ""
         return (
-            f"{self._subject.name}: timed {point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self._subject.budget.pairs} pairs {self._where(timed)}, {torch.get_num_threads()} CPU threads; "
-            f"{'; '.join(said)} "
+            f"{self.told(repr(point.name), self.timed(point))}; {'; '.join(said)} "
             f"(after correction over {legs} legs){compiled}"
+        )
+
+    def told(self, what: str, races: Mapping[int, Requests]) -> str:
+        """Of any ``races``: ``what`` was timed in them, on which requests, and where."""
+        length, new = self.request_shape
+        return (
+            f"{self._subject.name}: timed {what}, {length} prompt + {new} new tokens, {self._subject.budget.pairs} "
+            f"pairs {self._where(next(iter(races.values())))}, {torch.get_num_threads()} CPU threads"
         )
 
     def _where(self, timed: Requests) -> str:
@@ -346,6 +363,11 @@ class Stopwatch:
             return "in this process alone" + (f" ({self._fresh.without})" if self._fresh is not None else "")
         sizes = np.unique(np.bincount(timed.process))
         return f"in {timed.process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
+
+
+def at_point(point: OperatingPoint, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
+    """``Stopwatch.race`` as one of its races."""
+    return stopwatch.race(point, rows, drawn)
 
 
 def tries_compiling(study: Study) -> bool:

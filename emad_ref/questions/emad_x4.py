@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from emad_ref.evidence.drafted import WAYS, Drafted
+from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions import emad_f2
 from emad_ref.questions.asking import Answer, Asked, Question
@@ -77,12 +78,14 @@ def _beside(found: Found) -> list[Leg]:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
-    verdict = exit_premise(evidence, asked)
+    verdict, exhibits = exit_premise(evidence, asked), Exhibits()
     if verdict is None and evidence.drafted.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was predicted to pay")
     if verdict is None:
-        verdict = decide(found_of(evidence.drafted, evidence.stopwatch.without_compiled), asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+        stopwatch, drafted = evidence.stopwatch, evidence.drafted
+        verdict = decide(found_of(drafted, stopwatch.without_compiled), asked)
+        exhibits = Exhibits(notes=(stopwatch.told("drafts of the exit", drafted.timed),))
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
 def found_of(drafted: Drafted, uncompiled: str) -> Found:

@@ -9,15 +9,18 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from emad_ref.decoding.drafting import Drafting
 from emad_ref.evidence.afresh import Afresh, AfreshFailed, answer, carried_out
+from emad_ref.evidence.drafted import LOOKUP, SELF, race
 from emad_ref.evidence.fresh import Fresh, Share, joined
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
-from emad_ref.evidence.stopwatch import WARM_UP
+from emad_ref.evidence.stopwatch import WARM_UP, at_point
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models.again import OtherWeights
 from emad_ref.models.loading import load
@@ -136,7 +139,7 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     monkeypatch.setattr("emad_ref.evidence.fresh.carried_out", lambda afresh, share: shares.append(share) or {})
     monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
     with pytest.raises(KeyError):
-        Fresh(Afresh(Here()), made.subject).races(made.stopwatch, point_of(made))
+        Fresh(Afresh(Here()), made.subject).races(made.stopwatch, partial(at_point, point_of(made)))
     drawn = [share.drawn[1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
     warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
@@ -150,6 +153,17 @@ def test_what_points_name_goes_with_them():
     assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
     finding = made.stopwatch.checked(point, 1)
     assert finding.passed is True, finding.detail
+
+
+def test_drafts_are_timed_in_processes_too():
+    made = evidence(Host(afresh=Afresh(Here())), replace(BUDGET, pairs=4, processes=2))
+    lens = attached(made.subject.stepper, [2], scale=0.0)
+    timed = made.stopwatch.races(partial(race, Drafting(2, 3, lens=lens)))
+    assert {LOOKUP, SELF} <= set(timed[1].seconds)
+    assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
+    for rows, found in timed.items():
+        finding = made.stopwatch.held(found, {"full": made.subject.full}, rows)
+        assert finding.passed is True, finding.detail
 
 
 def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
@@ -168,7 +182,7 @@ def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
 
 def test_a_model_that_has_changed_is_refused(divided):
     made, _, _ = divided
-    share = Share("emad-nano", "f" * 64, made.study, point_of(made), SHAPE, {}, {})
+    share = Share("emad-nano", "f" * 64, made.study, partial(at_point, point_of(made)), SHAPE, {}, {})
     with pytest.raises(OtherWeights, match="not the model any more"):
         share.run(Host())
 
