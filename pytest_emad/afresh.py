@@ -27,7 +27,7 @@ from pytest_emad import backends, progress
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
-    from emad_ref.evidence.afresh import Afresh
+    from emad_ref.evidence.host import Afresh
 
 FLAG = "--emad-afresh"
 PROVIDERS = "providers"  # beside the task: who made decoders in the run that asks
@@ -57,7 +57,7 @@ def remember(config: pytest.Config) -> None:
 
 def afresh(config: pytest.Config) -> Afresh:
     """What this run can start."""
-    from emad_ref.evidence.afresh import Afresh
+    from emad_ref.evidence.host import Afresh
 
     if without := _without(config):
         return Afresh(without=without)

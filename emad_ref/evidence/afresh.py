@@ -13,17 +13,13 @@ from __future__ import annotations
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from emad_ref.errors import EmadError
+from emad_ref.evidence.host import Afresh, Host
 from emad_ref.files import read_bytes, writing
-
-if TYPE_CHECKING:
-    from emad_ref.evidence.host import Host
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder
 SHOWN = 5  # last lines of the output, in messages
@@ -37,19 +33,6 @@ class Task(Protocol):
     """Crosses by pickle, as what ``run`` returns does: of a module that both processes can import."""
 
     def run(self, host: Host) -> Any: ...
-
-
-@dataclass(frozen=True)
-class Afresh:
-    """``start(task, output)`` runs a process that calls ``answer`` for the file ``task``, and returns its exit status
-    once it has ended, a signal as its negative; all that it prints goes to ``output``. None: ``without`` says why.
-    """
-
-    start: Callable[[Path, Path], int] | None = None
-    without: str = ""
-
-
-NOWHERE = Afresh(without="whoever asks here starts no process like its own")
 
 
 def carried_out(afresh: Afresh, task: Task) -> Any:

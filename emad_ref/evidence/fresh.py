@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
-from emad_ref.evidence.afresh import Afresh, AfreshFailed, carried_out
+from emad_ref.evidence.afresh import AfreshFailed, carried_out
 from emad_ref.evidence.bridging import Bridging
-from emad_ref.evidence.host import Host
+from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.stopwatch import WARM_UP, Drawn, Racing, Requests, Stopwatch
@@ -126,7 +126,7 @@ def joined(parts: Sequence[Requests]) -> Requests:
     starts = np.cumsum([0, *counts[:-1]]).tolist()
 
     def columns(which: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
-        return {arm: np.concatenate([each[arm] for each in which]) for arm in arms}
+        return {arm: np.concatenate([each[arm] for each in which]) for arm in which[0]}
 
     return Requests(
         Timings(
@@ -138,4 +138,5 @@ def joined(parts: Sequence[Requests]) -> Requests:
         {arm: list(chain.from_iterable(part.done[arm] for part in parts)) for arm in arms},
         [start + pair for start, part in zip(starts, parts, strict=True) for pair in part.audited],
         np.repeat(np.arange(len(parts)), counts),
+        columns([part.opening for part in parts]),
     )

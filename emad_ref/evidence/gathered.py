@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 
 from emad_ref.calibration.trace import EmptyCorpus
-from emad_ref.evidence.afresh import Afresh
 from emad_ref.evidence.beyond import Beyond
 from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.drafted import Drafted
@@ -17,7 +16,7 @@ from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.exchanged import Exchanged
 from emad_ref.evidence.exits import Exits
 from emad_ref.evidence.fresh import Fresh
-from emad_ref.evidence.host import Host
+from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.lending import Lending, copied
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.rivals import Rivals
@@ -116,7 +115,8 @@ class Evidence:
     @cached_property
     def stopwatch(self) -> Stopwatch:
         """What the decoder under test takes in time."""
-        return Stopwatch(self.points, Fresh(self.host.afresh, self.subject))
+        fresh = Fresh(self.host.afresh, self.subject)
+        return Stopwatch(self.points, None if fresh.without else fresh.races, fresh.without)
 
     @cached_property
     def beyond(self) -> Beyond:

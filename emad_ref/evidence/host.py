@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.evidence.afresh import NOWHERE, Afresh
 from emad_ref.evidence.lending import judges_own
 from emad_ref.models.loading import Loaded
 from emad_ref.protocol import Decoder, Request
@@ -37,6 +37,22 @@ def _walking(request: Request, loaded: Loaded) -> Decoder:
 def standard_error() -> TextIO | None:
     """Bars where standard error leads."""
     return None
+
+
+@dataclass(frozen=True)
+class Afresh:
+    """A process like this one, for one task (``evidence.afresh``).
+
+    ``start(task, output)`` runs a process that calls ``afresh.answer`` for the file ``task``, and returns its exit
+    status once it has ended, a signal as its negative; all that it prints goes to ``output``. None: ``without`` says
+    why there is none.
+    """
+
+    start: Callable[[Path, Path], int] | None = None
+    without: str = ""
+
+
+NOWHERE = Afresh(without="whoever asks here starts no process like its own")
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from emad_ref.audit.lens import read_from_logits
 from emad_ref.audit.timed import TimedRequest, lengths, requests
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.evidence.apart import each_apart, first_tokens, held_bytes, sentence
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.evidence.subject import Subject
@@ -35,9 +36,6 @@ from emad_ref.record import PROMPT, Floats, Ints, Record
 from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
-
-if TYPE_CHECKING:
-    from emad_ref.evidence.fresh import Fresh
 
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
@@ -69,6 +67,7 @@ class Requests:
     ``prompts``  [pairs] of [rows] prompts, of one length.
     ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
     ``process``  int64 [pairs]: in which process each was timed; None: all in this one.
+    ``opening``  decoder's arm → seconds to the first new token, of a few pairs (``apart``).
     """
 
     timings: Timings
@@ -76,6 +75,7 @@ class Requests:
     done: Mapping[str, Sequence[Done | Sequence[Ints]]]
     audited: Collection[int]
     process: Ints | None = None
+    opening: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def seconds(self) -> dict[str, Floats]:
@@ -100,17 +100,21 @@ class Requests:
 
 
 Racing = Callable[[Subject, "Stopwatch", int, Drawn], Requests]  # times so many rows; crosses by pickle, so no lambda
+Divide = Callable[["Stopwatch", Racing, Collection[OperatingPoint]], dict[int, Requests]]  # ``fresh.Fresh.races``
 
 
 class Stopwatch:
     """Timings of one model, taken when first asked for and kept.
 
-    ``fresh``: by what races are divided over processes; None: none is. ``shape``: of requests, where it is known.
+    ``divide``  divides a race over fresh processes; None: all run in this one, ``alone`` says why.
+    ``shape``   of requests, where it is known.
     """
 
-    def __init__(self, points: Points, fresh: Fresh | None = None, shape: tuple[int, int] | None = None):
+    def __init__(
+        self, points: Points, divide: Divide | None = None, alone: str = "", shape: tuple[int, int] | None = None
+    ):
         self._points, self._subject = points, points.subject
-        self._fresh, self._shape = fresh, shape
+        self._divide, self._alone, self._shape = divide, alone, shape
         self._timed: dict[OperatingPoint, dict[int, Requests]] = {}
 
     @cached_property
@@ -142,8 +146,8 @@ class Stopwatch:
             Unsupported: the decoder under test declines one of ``points``.
             AfreshFailed: a fresh process ended without its times.
         """
-        if self._fresh is not None and not self._fresh.without:
-            return self._fresh.races(self, racing, points)
+        if self._divide is not None:
+            return self._divide(self, racing, points)
         drawn = {rows: self.drawn(rows, self.looked_at(rows)) for rows in self._subject.budget.batch_sizes}
         return {rows: racing(self._subject, self, rows, each) for rows, each in drawn.items()}
 
@@ -195,7 +199,8 @@ class Stopwatch:
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
-            return self.clocked(arms | self.baselines, drawn, decoders[FULL])
+            timed = self.clocked(arms | self.baselines, drawn, decoders[FULL])
+            return replace(timed, opening=first_tokens(decoders, drawn.batches, WARM_UP, drawn.seed))
 
     @property
     def baselines(self) -> dict[str, Callable[[list[Prompt]], Done]]:
@@ -350,6 +355,16 @@ class Stopwatch:
             f"(after correction over {legs} legs){compiled}"
         )
 
+    def apart(self, point: OperatingPoint) -> str:
+        """One sentence: prefill and decoding apart, and the K/V that the point lets go (``apart``)."""
+        geometry, races = self._subject.loaded.geometry, self.timed(point)
+        seconds = {
+            rows: each_apart(timed.opening, timed.seconds, self.request_shape[1]) for rows, timed in races.items()
+        }
+        held = held_bytes(geometry, self._subject.stepper.dtype.itemsize)
+        skipped = next(iter(races.values())).skipped(ADAPTIVE, geometry.layers)
+        return f"{self._subject.name} at {point.name!r}, {sentence(seconds, held, skipped, point.schedule)}"
+
     def told(self, what: str, races: Mapping[int, Requests]) -> str:
         """Of any ``races``: ``what`` was timed in them, on which requests, and where."""
         length, new = self.request_shape
@@ -360,7 +375,7 @@ class Stopwatch:
 
     def _where(self, timed: Requests) -> str:
         if timed.process is None:
-            return "in this process alone" + (f" ({self._fresh.without})" if self._fresh is not None else "")
+            return f"in this process alone ({self._alone})"
         sizes = np.unique(np.bincount(timed.process))
         return f"in {timed.process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 

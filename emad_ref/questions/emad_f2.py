@@ -126,7 +126,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     verdict = decide(Found(batches, unusable, stopwatch.without_compiled), asked)
     legs = sum(len(timed.baselines) for timed in batches.values()) + asked.other_legs
     note = stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)
-    exhibits = Exhibits(notes=(note,), points=(stopwatch.row(point),))
+    exhibits = Exhibits(notes=(note, stopwatch.apart(point)), points=(stopwatch.row(point),))
     refused = unanswered(evidence) if unusable else ""
     return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits, refused)
 

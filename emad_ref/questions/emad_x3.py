@@ -42,7 +42,8 @@ def timed(evidence: Evidence, asked: Asked) -> Answer:
     found = Found(batches, unusable, stopwatch.without_compiled)
     legs = sum(len(timed.baselines) for timed in batches.values()) + asked.other_legs
     note = stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)
-    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, Exhibits(notes=(note,)))
+    exhibits = Exhibits(notes=(note, stopwatch.apart(point)))
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, exhibits)
 
 
 QUESTION = Question(

@@ -1,8 +1,6 @@
 """Timing in fresh processes: how often intervals hold what is true, and what of EMAD-F2 survives, by simulation.
 
-What a process draws once (memory layout, allocator, kernels) moves the ratio of two arms by 1 % from one process to the
-next, and each pair moves it by 5 %. Budgets are those that divide their pairs over processes; F2 is decided with all
-their batch sizes against two baselines.
+Budgets are those that divide their pairs over processes; ``fresh_races`` has the truth of the draws.
 """
 
 from __future__ import annotations
@@ -13,58 +11,18 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from emad_ref.evidence.study import BUDGETS, Budget
-from emad_ref.questions.emad_f2 import Found, Timed, decide
+from emad_ref.evidence.study import BUDGETS
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
-from tests.questions.simulation import asked
+from tests.laws.fresh_races import ALIKE, UNALIKE, against_itself, verdicts
 
-BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms
-DRAWS, COVERED, WIDEST = 100, 93, 0.03
+COVERED, WIDEST = 93, 0.03  # of DRAWS intervals, half of the widest
 DIVIDED = [budget for budget in BUDGETS.values() if budget.processes > 1]
-ALIKE, UNALIKE = "alike", "unalike"
-BASELINES = ("full depth", "generate")
-
-
-def of(name: str) -> Budget:
-    return BUDGETS[name]
-
-
-def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighbour: str = "") -> Timed:
-    """One batch size: seconds of the point and of two baselines, which are ``speedup`` times slower."""
-    process = np.repeat(np.arange(budget.processes), budget.pairs // budget.processes)
-    burst = np.ones((3, budget.pairs))
-    if neighbour:  # two stretches of a sixth of all pairs each, in which a core is shared
-        for start in rng.integers(0, budget.pairs * 5 // 6, 2):
-            stretch = slice(start, start + budget.pairs // 6)
-            hit = rng.random((3, budget.pairs // 6)) < (0.5 if neighbour == UNALIKE else 1.0)
-            burst[:, stretch] = np.where(hit, 2.0, burst[:, stretch])
-
-    def arm(number: int) -> ByPair:
-        layout = BETWEEN / math.sqrt(2) * rng.standard_normal(budget.processes)
-        noise = WITHIN / math.sqrt(2) * rng.standard_normal(budget.pairs)
-        slower = 1.0 if number == 0 else speedup
-        return ByPair(slower * burst[number] * np.exp(layout[process] + noise), process)
-
-    return Timed(arm(0), {name: arm(number) for number, name in enumerate(BASELINES, start=1)})
-
-
-def verdicts(budget: Budget, speedup: float, neighbour: str = "", draws: int = DRAWS) -> Counter[str]:
-    """What F2 says of so many draws."""
-    said: Counter[str] = Counter()
-    for draw in range(draws):
-        rng = np.random.default_rng([draw, budget.rank, round(1000 * speedup)])
-        batches = {rows: raced(budget, rng, speedup, neighbour) for rows in budget.batch_sizes}
-        said[decide(Found(batches), asked("EMAD-F2", rng)).verdict] += 1
-    return said
 
 
 @pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
 def test_intervals_over_processes_cover_one_and_are_narrow(budget):
-    found = []
-    for draw in range(DRAWS):
-        timed = raced(budget, np.random.default_rng([draw, budget.rank]))
-        found.append(total_ratio(timed.baselines["generate"], timed.adaptive))
+    found = against_itself(budget)
     assert sum(each.low <= 1 <= each.high for each in found) >= COVERED
     assert max(each.high - each.low for each in found) / 2 <= WIDEST
 
@@ -95,7 +53,7 @@ def test_no_speed_up_survives_where_arms_do_the_same(budget):
 
 @pytest.mark.slow
 def test_a_speed_up_beyond_the_threshold_survives_under_the_full_budget():
-    assert verdicts(of("full"), 1.12)["survived"] >= 80
+    assert verdicts(BUDGETS["full"], 1.12)["survived"] >= 80
 
 
 @pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from emad_ref.decoding.drafting import Drafting
-from emad_ref.evidence.afresh import Afresh, AfreshFailed, answer, carried_out
+from emad_ref.evidence.afresh import AfreshFailed, answer, carried_out
 from emad_ref.evidence.drafted import LOOKUP, SELF, race
 from emad_ref.evidence.fresh import Fresh, Share, joined
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.host import Host
+from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.stopwatch import WARM_UP, at_point
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models.again import OtherWeights
