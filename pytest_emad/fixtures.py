@@ -13,7 +13,7 @@ from emad_ref.errors import BadArgument, ends_the_run
 from emad_ref.report.provenance import provenance
 from emad_ref.verdict.claims import Claim
 from emad_ref.verdict.known import KnownVerdicts, known_verdicts, require_record, shipped
-from pytest_emad import progress
+from pytest_emad import afresh, progress
 from pytest_emad.backends import make_decoder
 from pytest_emad.options import Settings, register, settings
 from pytest_emad.recording import Recorder
@@ -105,10 +105,10 @@ def emad_model(request: pytest.FixtureRequest, emad_settings: Settings) -> Itera
 
 @pytest.fixture(scope="session")
 def emad_host(pytestconfig: pytest.Config) -> Host:
-    """Decoders from ``pytest_emad_make_decoder``, progress bars past pytest's capture."""
+    """Decoders from ``pytest_emad_make_decoder``, progress bars past pytest's capture, processes like this one."""
     from emad_ref.evidence.host import Host
 
-    return Host(partial(make_decoder, pytestconfig), progress.stream)
+    return Host(partial(make_decoder, pytestconfig), progress.stream, afresh=afresh.afresh(pytestconfig))
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from emad_ref.files import BadFile
 from emad_ref.report import begun
 from emad_ref.report.provenance import torch_threads
 from pytest_emad import (
+    afresh,
     attendance,
     backends,
     caches,
@@ -45,11 +46,14 @@ _ANNOUNCED = pytest.StashKey[Path]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
     proving.add_option(parser)
+    afresh.add_option(parser)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
-    """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run."""
+    """``--emad-selfcheck`` judges the suites and not a decoder: nothing else is run; nor beside a share of a race."""
+    if afresh.asked(config):
+        return afresh.carry_out(config)
     return proving.prove(config) if proving.asked(config) else None
 
 
@@ -109,7 +113,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> None:
     commandline.check(early_config, args)
-    _announce(early_config)
+    if not afresh.asked(early_config):
+        _announce(early_config)
 
 
 def _announce(config: pytest.Config) -> None:
@@ -142,6 +147,11 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 def _header(config: pytest.Config) -> list[str]:
     return header(settings(config), origins.whose(origins.asked_so_far(config)))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    afresh.remember(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)

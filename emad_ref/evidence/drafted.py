@@ -4,16 +4,17 @@ A model that drafts for itself is our own decoder's matter (``decoding.drafted``
 decoder is under test. Whether what it emitted while the clock ran is the model's own at full depth is looked at
 afterwards (``audit.timed``).
 
-One row at a time decides, and has all pairs of the budget. What decides nothing has ``BESIDE``: larger batches, and in
-a race of their own other lossless ways of one row: either half of the exit's way alone, drafts by the model's own head
-at the same layer (neither lens nor gate), transformers' prompt lookup, and its assisted generation by the smallest
-bundled model that reads the same ids, where there is one.
+One row at a time decides, and has all pairs of the budget, in fresh processes where others have. What decides nothing
+has ``swept.PAIRS``, in the run's own process: larger batches, and in a race of their own other lossless ways of one row:
+either half of the exit's way alone, drafts by the model's own head at the same layer (neither lens nor gate),
+transformers' prompt lookup, and its assisted generation by the smallest bundled model that reads the same ids, where
+there is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -22,7 +23,9 @@ from emad_ref.decoding.drafted import DraftingDecoder
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.beyond import Beyond
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Requests, Stopwatch
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, Done, Drawn, Requests, Stopwatch
+from emad_ref.evidence.subject import Subject
+from emad_ref.evidence.swept import PAIRS, beside
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
 from emad_ref.screening.lossless import (
@@ -35,8 +38,6 @@ from emad_ref.screening.lossless import (
     by_lookup,
     by_parts,
 )
-
-BESIDE = 15  # pairs of what decides nothing: half of METHODS' minimum for what does
 
 
 class Drafted:
@@ -53,41 +54,33 @@ class Drafted:
     @cached_property
     def timed(self) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
-        sizes = self._subject.budget.batch_sizes
-        return {rows: self._race(rows, None if rows == min(sizes) else self._few) for rows in sizes}
+        racing, alone = partial(race, self._way), min(self._subject.budget.batch_sizes)
+        watch, few = self._stopwatch, min(PAIRS, self._subject.budget.pairs)
+        return watch.races(racing, sizes=(alone,)) | {
+            rows: racing(self._subject, watch, rows, watch.drawn(rows, watch.looked_at(rows, few), few))
+            for rows in self._larger(alone)
+        }
+
+    def _larger(self, alone: int) -> list[int]:
+        budget = self._subject.budget
+        return sorted({*budget.batch_sizes, *beside(budget)} - {alone})
 
     @cached_property
     def beside(self) -> Requests:
         """Of one row: arms ``adaptive`` and each other way that there is."""
-        loaded, new, few = self._subject.loaded, self._stopwatch.request_shape[1], self._few
-        ways = {LOOKUP: by_lookup(loaded), **by_parts(loaded, self._way)}
+        loaded, watch, few = self._subject.loaded, self._stopwatch, min(PAIRS, self._subject.budget.pairs)
+        new = watch.request_shape[1]
+        ways = {ADAPTIVE: by_drafting(loaded, self._way), LOOKUP: by_lookup(loaded), **by_parts(loaded, self._way)}
         if (assistant := assistant_of(loaded)) is not None:
             ways[ASSISTED] = by_assistant(loaded, assistant)
-        arms = {ADAPTIVE: by_drafting(loaded, self._way), **ways}
-        alone = {name: _alone(way, new) for name, way in arms.items()}
+        alone = {name: _alone(way, new) for name, way in ways.items()}
         clocked = WalkedDecoder(self._subject.stepper, self._subject.full)
-        return self._stopwatch.requests(alone, 1, self._stopwatch.looked_at(1, few), clocked, few)
+        return watch.clocked(alone, watch.drawn(1, watch.looked_at(1, few), few), clocked)
 
     @property
     def _way(self) -> Drafting:
         assert self.drafting is not None, "whoever asks has asked whether there is one"
         return self.drafting
-
-    @property
-    def _few(self) -> int:
-        return min(BESIDE, self._subject.budget.pairs)
-
-    def _race(self, rows: int, pairs: int | None) -> Requests:
-        subject, stopwatch = self._subject, self._stopwatch
-        new = stopwatch.request_shape[1]
-        drafter = DraftingDecoder(subject.stepper, self._way, max_rows=rows)
-        full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
-        arms: dict[str, Callable[[list[Prompt]], Done]] = {
-            FULL: lambda prompts: full.generate(prompts, new, frozenset()),
-            ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
-            **stopwatch.baselines,
-        }
-        return stopwatch.requests(arms, rows, stopwatch.looked_at(rows, pairs), full, pairs)
 
     def checked(self, rows: int) -> Finding:
         """Whether every arm emitted what the model itself would at full depth, in the requests that are looked at."""
@@ -104,6 +97,19 @@ class Drafted:
         records = [timed.done[ADAPTIVE][pair] for pair in timed.audited]
         verified = [each.tokens.kept[each.tokens.phase == VERIFY] for each in records if isinstance(each, Record)]
         return float(np.concatenate(verified).mean())
+
+
+def race(drafting: Drafting, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
+    """Full depth, drafting and the baselines on what is drawn of so many rows, in this process."""
+    new = stopwatch.request_shape[1]
+    drafter = DraftingDecoder(subject.stepper, drafting, max_rows=rows)
+    full = WalkedDecoder(subject.stepper, subject.full, max_rows=rows)
+    arms: dict[str, Callable[[list[Prompt]], Done]] = {
+        FULL: lambda prompts: full.generate(prompts, new, frozenset()),
+        ADAPTIVE: lambda prompts: drafter.generate(prompts, new, frozenset()),
+        **stopwatch.baselines,
+    }
+    return stopwatch.clocked(arms, drawn, full)
 
 
 def _alone(way: Arm, new: int) -> Callable[[list[Prompt]], Done]:

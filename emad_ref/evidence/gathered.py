@@ -15,7 +15,8 @@ from emad_ref.evidence.drafted import Drafted
 from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.exchanged import Exchanged
 from emad_ref.evidence.exits import Exits
-from emad_ref.evidence.host import Host
+from emad_ref.evidence.fresh import Fresh
+from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.lending import Lending, copied
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.rivals import Rivals
@@ -115,7 +116,8 @@ class Evidence:
     @cached_property
     def stopwatch(self) -> Stopwatch:
         """What the decoder under test takes in time."""
-        return Stopwatch(self.points)
+        fresh = Fresh(self.host.afresh, self.subject)
+        return Stopwatch(self.points, None if fresh.without else fresh.races, fresh.without)
 
     @cached_property
     def swept(self) -> Swept:
@@ -145,8 +147,12 @@ class Evidence:
     # ------------------------------------------------------------ other models and corpora
 
     def of(self, loaded: Loaded) -> Evidence:
-        """Evidence about a model made in memory (a copy of this one) under the same study, from the same host."""
-        return Evidence(loaded, self.study, self.host, Lending(loaded, copied))
+        """Evidence about a model made in memory (a copy of this one) under the same study, from the same host.
+
+        No name leads another process to it.
+        """
+        host = replace(self.host, afresh=Afresh(without="the model was made in this process"))
+        return Evidence(loaded, self.study, host, Lending(loaded, copied))
 
     @cached_property
     def shifted(self) -> Evidence | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TextIO
 
 from emad_ref.decoding.walked import WalkedDecoder
@@ -39,12 +40,30 @@ def standard_error() -> TextIO | None:
 
 
 @dataclass(frozen=True)
+class Afresh:
+    """A process like this one, for one task (``evidence.afresh``).
+
+    ``start(task, output)`` runs a process that calls ``afresh.answer`` for the file ``task``, and returns its exit
+    status once it has ended, a signal as its negative; all that it prints goes to ``output``. None: ``without`` says
+    why there is none.
+    """
+
+    start: Callable[[Path, Path], int] | None = None
+    without: str = ""
+
+
+NOWHERE = Afresh(without="whoever asks here starts no process like its own")
+
+
+@dataclass(frozen=True)
 class Host:
     """``make_decoder`` answers a request or raises Unsupported; ``bars`` gives the stream of a bar, None: stderr.
 
     ``crew``: workers that read text for lens traces; None: this process does.
+    ``afresh``: how a process like this one is started anew, with the same decoder under test, to time a share of pairs.
     """
 
     make_decoder: Callable[[Request], Decoder] = ours
     bars: Callable[[], TextIO | None] = standard_error
     crew: Crew | None = None
+    afresh: Afresh = NOWHERE

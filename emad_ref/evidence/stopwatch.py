@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,10 @@ from emad_ref.audit.lens import read_from_logits
 from emad_ref.audit.timed import TimedRequest, lengths, requests
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.evidence.apart import each_apart, first_tokens, held_bytes, sentence
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.evidence.subject import Subject
 from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
 from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
@@ -48,17 +50,33 @@ Done = Record | Ints  # what an arm made of a request: its record, or the tokens
 
 
 @dataclass(frozen=True, eq=False)
+class Drawn:
+    """Requests before they are timed: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
+
+    ``audited``: pairs, warm-up not counted, of which all is kept that the arms make of them.
+    """
+
+    batches: Sequence[Sequence[Prompt]]
+    audited: Collection[int]
+    seed: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Requests:
     """Arm → [pairs] wall-clock ``seconds``, and what the arms emitted and recorded while the clock ran.
 
     ``prompts``  [pairs] of [rows] prompts, of one length.
     ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
+    ``process``  int64 [pairs]: in which process each was timed; None: all in this one.
+    ``opening``  decoder's arm → seconds to the first new token, of a few pairs (``apart``).
     """
 
     timings: Timings
     prompts: Sequence[Sequence[Prompt]]
     done: Mapping[str, Sequence[Done | Sequence[Ints]]]
     audited: Collection[int]
+    process: Ints | None = None
+    opening: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def seconds(self) -> dict[str, Floats]:
@@ -66,7 +84,13 @@ class Requests:
 
     def by_pair(self) -> dict[str, ByPair]:
         """Arm → seconds [pairs], as intervals take them."""
-        return {arm: ByPair(seconds) for arm, seconds in self.seconds.items()}
+        return {arm: ByPair(seconds, self.process) for arm, seconds in self.seconds.items()}
+
+    def decidable(self, threshold: float, legs: int) -> tuple[float, float]:
+        """``decidable`` by what varies more: between pairs, or between the processes that they were timed in."""
+        levels = [self.seconds, {arm: column.independent for arm, column in self.by_pair().items()}]
+        ups, downs = zip(*(decidable(each, threshold, legs) for each in levels), strict=True)
+        return max(ups), min(downs)
 
     def skipped(self, arm: str, layers: int) -> float:
         """Share of blocks, of ``layers`` a token, that the rule of ``arm`` left out where audited pairs decided."""
@@ -76,11 +100,23 @@ class Requests:
         return 1 - float(depth.mean()) / layers
 
 
-class Stopwatch:
-    """Timings of one model, taken when first asked for and kept."""
+Racing = Callable[[Subject, "Stopwatch", int, Drawn], Requests]  # times so many rows; crosses by pickle, so no lambda
+# ``fresh.Fresh.races``
+Divide = Callable[["Stopwatch", Racing, Collection[OperatingPoint], Collection[int]], dict[int, Requests]]
 
-    def __init__(self, points: Points):
+
+class Stopwatch:
+    """Timings of one model, taken when first asked for and kept.
+
+    ``divide``  divides a race over fresh processes; None: all run in this one, ``alone`` says why.
+    ``shape``   of requests, where it is known.
+    """
+
+    def __init__(
+        self, points: Points, divide: Divide | None = None, alone: str = "", shape: tuple[int, int] | None = None
+    ):
         self._points, self._subject = points, points.subject
+        self._divide, self._alone, self._shape = divide, alone, shape
         self._timed: dict[OperatingPoint, dict[int, Requests]] = {}
 
     @cached_property
@@ -102,12 +138,31 @@ class Stopwatch:
     def timed(self, point: OperatingPoint) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``."""
         if point not in self._timed:
-            self._timed[point] = {rows: self.race(point, rows) for rows in self._subject.budget.batch_sizes}
+            self._timed[point] = self.races(partial(at_point, point), (self._subject.full, point))
         return self._timed[point]
+
+    def races(
+        self, racing: Racing, points: Collection[OperatingPoint] = (), sizes: Collection[int] = ()
+    ) -> dict[int, Requests]:
+        """Batch size → what ``racing`` gives of all pairs, in this process or divided over fresh ones.
+
+        ``sizes``: of batches; empty: those of the budget.
+
+        Raises:
+            Unsupported: the decoder under test declines one of ``points``.
+            AfreshFailed: a fresh process ended without its times.
+        """
+        sizes = sizes or self._subject.budget.batch_sizes
+        if self._divide is not None:
+            return self._divide(self, racing, points, sizes)
+        drawn = {rows: self.drawn(rows, self.looked_at(rows)) for rows in sizes}
+        return {rows: racing(self._subject, self, rows, each) for rows, each in drawn.items()}
 
     @cached_property
     def request_shape(self) -> tuple[int, int]:
         """(prompt tokens, new tokens) of a timed request, shortened where the model is slow or its context short."""
+        if self._shape is not None:
+            return self._shape
         room = (self._subject.stepper.max_positions or self._subject.window) - 1
         prompt = min(self._subject.budget.prompt_tokens, room // 2)
         new = min(self._subject.budget.new_tokens, room - prompt)
@@ -145,13 +200,14 @@ class Stopwatch:
             arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
             return self.requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
 
-    def race(self, point: OperatingPoint, rows: int, pairs: int | None = None) -> Requests:
-        """``full``, ``adaptive`` (at ``point``) and the baselines, side by side; ``pairs`` None: as many as decide."""
+    def race(self, point: OperatingPoint, rows: int, drawn: Drawn) -> Requests:
+        """Full depth, ``point`` and the baselines on what is drawn of so many rows, in this process."""
         new = self.request_shape[1]
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, ADAPTIVE: point}, rows)
             arms = {name: _decoding(decoder, new) for name, decoder in decoders.items()}
-            return self.requests(arms | self.baselines, rows, self.looked_at(rows, pairs), decoders[FULL], pairs)
+            timed = self.clocked(arms | self.baselines, drawn, decoders[FULL])
+            return replace(timed, opening=first_tokens(decoders, drawn.batches, WARM_UP, drawn.seed))
 
     @property
     def baselines(self) -> dict[str, Callable[[list[Prompt]], Done]]:
@@ -183,28 +239,36 @@ class Stopwatch:
 
         ``audited``: pairs of which all is kept that the arms made of them. ``pairs``: the budget's by default.
         """
+        return self.clocked(arms, self.drawn(rows, audited, pairs), clocked)
+
+    def drawn(self, rows: int, audited: Collection[int], pairs: int | None = None) -> Drawn:
+        """Fresh prompts for every pair and the warm-up, as the seed has them; ``pairs``: the budget's by default."""
         length, pairs = self.request_shape[0], pairs or self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
+        return Drawn(batches, audited, (self._subject.seed,))
+
+    def clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
+        """Every arm on what is ``drawn``, in this process."""
         done: dict[str, list[Any]] = {name: [] for name in arms}
-        counted = {WARM_UP + pair for pair in audited}
+        counted = {WARM_UP + pair for pair in drawn.audited}
 
         def timed_arm(name: str) -> Callable[[int], None]:
             def run(pair: int) -> None:
-                found = arms[name](batches[pair])
+                found = arms[name](list(drawn.batches[pair]))
                 done[name].append(found if pair in counted else _emitted(found))
 
             return run
 
         timings = paired(
             {name: timed_arm(name) for name in arms},
-            pairs,
-            np.random.default_rng(self._subject.seed),
+            len(drawn.batches) - WARM_UP,
+            np.random.default_rng(drawn.seed),
             warm_up=WARM_UP,
             synchronize=clocked.synchronize,
         )
         kept = {name: found[WARM_UP:] for name, found in done.items()}
-        return Requests(timings, batches[WARM_UP:], kept, audited)
+        return Requests(timings, drawn.batches[WARM_UP:], kept, drawn.audited)
 
     # ------------------------------------------------------------ after the clock
 
@@ -292,22 +356,49 @@ class Stopwatch:
         return 1 - totals[1] / totals[0]
 
     def note(self, point: OperatingPoint, threshold: float, legs: int) -> str:
-        """One sentence: what was timed, and from which speed-up on this budget decides.
+        """One sentence: what was timed, where, and from which speed-up on this budget decides.
 
         ``threshold``: the speed-up to exceed. ``legs``: of Holm's family, by which what falsifies is corrected; to
         survive, every leg stands alone.
         """
-        length, new = self.request_shape
         said = []
         for rows, timed in self.timed(point).items():
-            above, below = decidable(timed.seconds, threshold, legs)
+            above, below = timed.decidable(threshold, legs)
             said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
         compiled = f"; compiled baseline not run: {self.without_compiled}" if self.without_compiled else ""
         return (
-            f"{self._subject.name}: timed {point.name!r}, {length} prompt + {new} new tokens, "
-            f"{self._subject.budget.pairs} pairs, {torch.get_num_threads()} CPU threads; {'; '.join(said)} "
+            f"{self.told(repr(point.name), self.timed(point))}; {'; '.join(said)} "
             f"(after correction over {legs} legs){compiled}"
         )
+
+    def apart(self, point: OperatingPoint) -> str:
+        """One sentence: prefill and decoding apart, and the K/V that the point lets go (``apart``)."""
+        geometry, races = self._subject.loaded.geometry, self.timed(point)
+        seconds = {
+            rows: each_apart(timed.opening, timed.seconds, self.request_shape[1]) for rows, timed in races.items()
+        }
+        held = held_bytes(geometry, self._subject.stepper.dtype.itemsize)
+        skipped = next(iter(races.values())).skipped(ADAPTIVE, geometry.layers)
+        return f"{self._subject.name} at {point.name!r}, {sentence(seconds, held, skipped, point.schedule)}"
+
+    def told(self, what: str, races: Mapping[int, Requests]) -> str:
+        """Of any ``races``: ``what`` was timed in them, on which requests, and where."""
+        length, new = self.request_shape
+        return (
+            f"{self._subject.name}: timed {what}, {length} prompt + {new} new tokens, {self._subject.budget.pairs} "
+            f"pairs {self._where(next(iter(races.values())))}, {torch.get_num_threads()} CPU threads"
+        )
+
+    def _where(self, timed: Requests) -> str:
+        if timed.process is None:
+            return f"in this process alone ({self._alone})"
+        sizes = np.unique(np.bincount(timed.process))
+        return f"in {timed.process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
+
+
+def at_point(point: OperatingPoint, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
+    """``Stopwatch.race`` as one of its races."""
+    return stopwatch.race(point, rows, drawn)
 
 
 def tries_compiling(study: Study) -> bool:

@@ -37,7 +37,11 @@ class Swept:
     def timed(self, point: OperatingPoint) -> dict[int, Requests]:
         """Batch size → the arms of ``Stopwatch.timed``, from ``PAIRS`` pairs."""
         if point not in self._timed:
-            self._timed[point] = {rows: self._stopwatch.race(point, rows, PAIRS) for rows in self._batches}
+            watch = self._stopwatch
+            self._timed[point] = {
+                rows: watch.race(point, rows, watch.drawn(rows, watch.looked_at(rows, PAIRS), PAIRS))
+                for rows in self._batches
+            }
         return self._timed[point]
 
     def checked(self, point: OperatingPoint, rows: int) -> Finding:

@@ -177,7 +177,8 @@ def found_at(evidence: Evidence, point: OperatingPoint, unusable: str) -> Found:
 def shown(found: Found, evidence: Evidence, point: OperatingPoint, asked: Asked) -> Exhibits:
     """What was timed and what it can decide, where the gain ends, and the times of all arms."""
     legs = sum(len(timed.baselines) for timed in found.batches.values()) + asked.other_legs
-    notes = [evidence.stopwatch.note(point, asked.claim.thresholds["speedup_ratio"], legs)]
+    watch = evidence.stopwatch
+    notes = [watch.note(point, asked.claim.thresholds["speedup_ratio"], legs), watch.apart(point)]
     if found.swept:
         notes.append(f"{evidence.subject.name}: {point.name!r}: {vanished(found.every).said}")
     return Exhibits((Table(f"{asked.claim.id}: time by batch size", time_rows(found)),), tuple(notes))

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from emad_ref.evidence.drafted import Drafted
+from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.stopwatch import ADAPTIVE
 from emad_ref.questions import emad_f2
@@ -47,22 +48,15 @@ class Found:
 
 def decide(found: Found, asked: Asked) -> Verdict:
     """Legs of time and of what was emitted; larger batches and other lossless ways as numbers; how much was kept."""
-    batches, threshold = found.raced.batches, asked.claim.thresholds["speedup_ratio"]
-    alone = min(batches, default=0)
-    # what is not the model's own output decides at any batch size
-    deciding = {rows: timed for rows, timed in batches.items() if rows == alone or _differs(timed)}
-    verdict = emad_f2.decide(replace(found.raced, batches=deciding), asked)
-    larger = [
-        estimated(f"batch {rows}, against {name}", total_ratio(seconds, timed.adaptive, threshold=threshold))
-        for rows, timed in batches.items()
-        if rows not in deciding
-        for name, seconds in timed.baselines.items()
-    ]
-    return replace(verdict, legs=(*verdict.legs, *larger, *_beside(found)))
+    verdict = emad_f2.decide(_alone(found.raced), asked)
+    return replace(verdict, legs=(*verdict.legs, *_beside(found)))
 
 
-def _differs(timed: emad_f2.Timed) -> bool:
-    return timed.check is not None and timed.check.passed is False
+def _alone(raced: emad_f2.Found) -> emad_f2.Found:
+    """One request at a time decides; larger batches are its sweep."""
+    first = min(raced.batches, default=0)
+    larger = {rows: timed for rows, timed in raced.batches.items() if rows != first}
+    return replace(raced, batches={first: raced.batches[first]} if raced.batches else {}, swept=larger)
 
 
 def _beside(found: Found) -> list[Leg]:
@@ -80,12 +74,16 @@ def _beside(found: Found) -> list[Leg]:
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
     """With the exit's own way of drafting, over the judge's model: whose decoder is under test does not matter here."""
-    verdict = exit_premise(evidence, asked)
+    verdict, exhibits = exit_premise(evidence, asked), Exhibits()
     if verdict is None and evidence.drafted.drafting is None:
         verdict = asked.not_applicable("the exit holds no way to draft: none was predicted to pay")
     if verdict is None:
-        verdict = decide(found_of(evidence.drafted, evidence.stopwatch.without_compiled), asked)
-    return Answer(verdict, evidence.corpus, evidence.fingerprint)
+        stopwatch, drafted = evidence.stopwatch, evidence.drafted
+        found = found_of(drafted, stopwatch.without_compiled)
+        verdict = decide(found, asked)
+        times = Table(f"{asked.claim.id}: time by batch size", emad_f2.time_rows(_alone(found.raced)))
+        exhibits = Exhibits((times,), (stopwatch.told("drafts of the exit", drafted.timed),))
+    return Answer(verdict, evidence.corpus, evidence.fingerprint, exhibits)
 
 
 def found_of(drafted: Drafted, uncompiled: str) -> Found:

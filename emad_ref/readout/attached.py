@@ -5,7 +5,7 @@ A point stays a small value; what it names lies here, once, on the model's devic
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -64,6 +64,18 @@ def lend_attached(own: Stepper, copy: Stepper) -> None:
     """Attach to ``copy``, which walks a copy of the model of ``own``, copies of all that is attached to ``own``."""
     for each in _FIELDS:
         each.lend(own, copy)
+
+
+def attached_to(stepper: Stepper) -> dict[str, dict[str, Any]]:
+    """Field of points → digest → what is held of that name: all that is attached, to be taken to another process."""
+    return {each.named: dict(each.held.get(stepper, {})) for each in _FIELDS}
+
+
+def attach_all(stepper: Stepper, things: Mapping[str, Mapping[str, Any]]) -> None:
+    """What ``attached_to`` gave of the same model elsewhere."""
+    for each in _FIELDS:
+        for digest, thing in things[each.named].items():
+            each.put(stepper, digest, thing)
 
 
 def require_same_model(

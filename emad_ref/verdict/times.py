@@ -26,9 +26,12 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
         threshold: the ratio to compare with, > 0.
 
     Raises:
-        BadArgument: shapes differ, no pair, a time that is not positive and finite, or a threshold ≤ 0.
+        BadArgument: shapes or processes differ, no pair, a time that is not positive and finite, a threshold ≤ 0; or
+            pairs of several processes, of which ``total_ratio`` alone takes account.
     """
     a, b = _times(times_a, times_b, threshold)
+    if times_a.processes > 1:
+        raise BadArgument("times_a", f"{times_a.processes} processes", "pairs of one process", "take total_ratio")
     logs, n = np.log(a / b), len(a)
     ratio, unit = float(np.exp(logs.mean())), "× as fast"
     if n == 1:
@@ -58,13 +61,17 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
     ``log_ratio``, where every request counts the same. Pairs are requests that differ in length: a_i and b_i share that
     and their differences do not, so that the t test fits where the times themselves are far from normal.
 
+    Pairs that were timed in several processes are as many looks at what a process draws once as there are processes:
+    the same test on the totals of each, with K − 1 degrees of freedom. Where those happen to lie closer together than
+    their pairs would have them, the pairs' own interval stands: neither bound nor p-value is ever surer than theirs.
+
     Args:
         times_a: [pairs] seconds of the baseline.
-        times_b: [pairs] seconds of the candidate, for the same request in the same pair.
+        times_b: [pairs] seconds of the candidate, for the same request in the same pair, of the same processes.
         threshold: the ratio to compare with, > 0.
 
     Raises:
-        BadArgument: as in ``log_ratio``.
+        BadArgument: shapes or processes differ, no pair, a time that is not positive and finite, or a threshold ≤ 0.
     """
     a, b = _times(times_a, times_b, threshold)
     ratio, n, unit = float(a.sum() / b.sum()), len(a), "× as fast in total"
@@ -73,11 +80,21 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
     apart = a - ratio * b
     if np.abs(apart).max() <= 8 * np.finfo(np.float64).eps * a.max():
         return _same_ratio(ratio, n, threshold, level, unit)
-    low, high = fieller(a, b, float(stats.t.ppf((1 + level) / 2, n - 1)))
+    looks, method = [(a, b)], "paired t on a − θ·b (Fieller)"
+    if times_a.processes > 1:
+        looks.append((times_a.independent, times_b.independent))
+        method = f"t on a − θ·b over {times_a.processes} processes, never surer than over pairs (Fieller)"
+    lows, highs, above, below = zip(*(_looked_at(*look, threshold, level) for look in looks), strict=True)
+    return Estimate(ratio, min(lows), max(highs), n, max(above), max(below), unit, method, ByPair.noun)
+
+
+def _looked_at(a: Floats, b: Floats, threshold: float, level: float) -> tuple[float, float, float, float]:
+    """(low, high, p_above, p_below) where each entry of ``a`` and ``b`` is one independent look at the ratio."""
+    low, high = fieller(a, b, float(stats.t.ppf((1 + level) / 2, len(a) - 1)))
     # Ratios further off may fit better where a total is hardly known: the p-value is the largest of theirs.
     above = max(p_positive(a - threshold * b), p_positive(a))
     below = max(p_positive(threshold * b - a), p_positive(b))
-    return Estimate(ratio, low, high, n, above, below, unit, "paired t on a − θ·b (Fieller)", ByPair.noun)
+    return low, high, above, below
 
 
 def ratio_within(
@@ -99,7 +116,7 @@ def ratio_within(
 
     def off(sign: int) -> Estimate:
         numerator, denominator = a.values * (1 + sign * off_a.values), b.values * (1 - sign * off_b.values)
-        return total_ratio(ByPair(numerator), ByPair(denominator), threshold=threshold, level=level)
+        return total_ratio(a.like(numerator), b.like(denominator), threshold=threshold, level=level)
 
     least, most = off(-1), off(+1)
     method = f"{exact.method}, instrument at its worst"
@@ -109,6 +126,8 @@ def ratio_within(
 def _times(times_a: ByPair, times_b: ByPair, threshold: float) -> tuple[Floats, Floats]:
     a, b = column_of("times_a", times_a, ByPair), column_of("times_b", times_b, ByPair)
     require_paired("times_b", times_b, times_a, "times come in pairs")
+    if times_a.processes != times_b.processes:
+        raise BadArgument("times_b.processes", times_b.processes, str(times_a.processes), "times come in pairs")
     for name, times in (("times_a", a), ("times_b", b)):
         if times.min() <= 0:
             raise BadArgument(

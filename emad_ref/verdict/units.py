@@ -158,10 +158,55 @@ class ByItem(Units):
         return len(np.unique(self.cluster)) == len(self.cluster)
 
 
+@dataclass(frozen=True, eq=False)
 class ByPair(Units):
-    """One entry per pair of timed requests, in the order in which the pairs were taken."""
+    """One entry per pair of timed requests, in the order in which the pairs were taken.
 
+    ``process`` int64 [pairs]: in which process each was timed; None: all in one. Memory layout, allocator and the
+    kernels chosen are drawn anew with each process and shared by its pairs, which therefore do not count as so many
+    independent looks at them (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
+
+    Raises:
+        BadArgument: another number of processes than of pairs, or processes that are no whole numbers.
+    """
+
+    process: Ints | None = None
     noun = "pairs"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.process is None:
+            return
+        process = np.asarray(self.process)
+        if process.shape != (len(self.values),) or not np.issubdtype(process.dtype, np.integer):
+            found, expected = f"{process.dtype}{list(process.shape)}", f"int64 [{len(self.values)}]"
+            raise BadArgument("process", found, expected, "one number per pair; None where all ran in one process")
+
+    def among(self, seen: Bools) -> Self:
+        """Those pairs only of which ``seen`` [pairs] is true, in their processes."""
+        return replace(self, values=self.values[seen], process=None if self.process is None else self.process[seen])
+
+    @property
+    def independent(self) -> NDArray[Any]:
+        """[processes, …] sums of ``values`` within each process; the values themselves where all ran in one.
+
+        >>> ByPair(np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1])).independent
+        array([3., 4.])
+        """
+        return self.values if self.processes == 1 else DocumentOf(self._numbered).sums(self.values)
+
+    @property
+    def names(self) -> Ints | None:
+        return self.process
+
+    @property
+    def processes(self) -> int:
+        """In how many processes the pairs were timed."""
+        return len(np.unique(self._numbered))
+
+    @property
+    def _numbered(self) -> Ints:
+        return np.zeros(len(self.values), dtype=np.int64) if self.process is None else self.process
 
 
 @dataclass(frozen=True, eq=False)

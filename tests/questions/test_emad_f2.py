@@ -296,11 +296,14 @@ def test_a_race_decides_only_where_its_point_is_usable(unusable, outcome):
         checked=lambda point, rows: Finding("timed", True, "", rows, 0),
         without_compiled="",
         note=lambda *given: given,
+        apart=lambda point: f"{point}, apart",
     )
+    swept = SimpleNamespace(timed=lambda point: {})
+    known = SimpleNamespace(stopwatch=stopwatch, swept=swept)
     question = Asked(F2, "m", np.random.default_rng(0), other_legs=4)
-    verdict, note = emad_f2.raced(SimpleNamespace(stopwatch=stopwatch), "the point", unusable, question)
-    assert verdict.verdict == outcome
-    assert note == ("the point", 1.10, 5)
+    found = emad_f2.found_at(known, "the point", unusable)
+    assert emad_f2.decide(found, question).verdict == outcome
+    assert emad_f2.shown(found, known, "the point", question).notes == (("the point", 1.10, 5), "the point, apart")
 
 
 def test_an_encoder_decoder_is_not_timed():

@@ -29,7 +29,9 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     finding = drafted.checked(2)
     assert finding.passed is False
     assert finding.detail.startswith("adaptive, row 0")
-    verdict = answered(evidence, "EMAD-X4").verdict
+    answer = answered(evidence, "EMAD-X4")
+    verdict, (note,) = answer.verdict, answer.exhibits.notes
+    assert "timed drafts of the exit, 8 prompt + 6 new tokens, 3 pairs in this process alone (the budget" in note
     assert verdict.verdict == "falsified"
     assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)
     assert {f"batch 1, against {way}" for way in (LOOKUP, SELF)} <= {leg.name for leg in verdict.legs}

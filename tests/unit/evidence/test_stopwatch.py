@@ -12,6 +12,7 @@ import torch
 from transformers import StaticCache
 
 from emad_ref.evidence import stopwatch
+from emad_ref.evidence.apart import each_apart, sentence
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
 from emad_ref.evidence.stopwatch import (
@@ -210,6 +211,23 @@ def test_the_note_tells_what_ran_and_what_did_not(timed_evidence):
     assert "8 prompt + 6 new tokens, 3 pairs" in note
     assert note.count("survives from") == note.count("falsified up to") == 3
     assert "(after correction over 4 legs); compiled baseline not run: not tried on a CPU" in note
+
+
+def test_prefill_and_decoding_are_told_apart(timed_evidence):
+    """Of a request of 10 ms whose first token takes 4, five others take 1.2 ms each; the rest is counted."""
+    watch, point = timed_evidence.stopwatch, point_of(timed_evidence)
+    for found in watch.timed(point).values():
+        assert set(found.opening) == {"full", "adaptive"}
+        assert all((seconds > 0).all() and len(seconds) == 3 for seconds in found.opening.values())
+    whole, first = {"full": np.full(3, 0.010)}, {"full": np.full(2, 0.004)}
+    assert each_apart(first, whole, new=6)["full"] == pytest.approx((0.004, 0.0012))
+    geometry = timed_evidence.loaded.geometry
+    held = 2 * LAYERS * geometry.kv_heads * geometry.head_dim * 8  # float64
+    said = watch.apart(point)
+    skipped = watch.timed(point)[1].skipped("adaptive", LAYERS)
+    assert f"K/V at full depth: {held:,} bytes a token, {100 * skipped:.1f} % of it may be freed" in said
+    assert said.count("batch ") == 3
+    assert "none may be freed under the free_eager schedule" in sentence({}, held, skipped, "free_eager")
 
 
 def test_blocks_left_out_are_counted_off_records(timed_evidence):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.times import log_ratio, total_ratio
+from emad_ref.verdict.times import log_ratio, ratio_within, total_ratio
 from emad_ref.verdict.units import ByPair
 
 
@@ -97,3 +97,51 @@ def test_the_total_ratio_errs_as_often_as_it_says(n):
         above, below = above + (found.p_above <= 0.05), below + (found.p_below <= 0.05)
     assert 4 < above < 27
     assert 4 < below < 27
+
+
+# ------------------------------------------------------------ in several processes
+
+
+def in_processes(values: np.ndarray, processes: int) -> ByPair:
+    return ByPair(values, np.repeat(np.arange(processes), len(values) // processes))
+
+
+def test_the_unit_is_the_process_where_pairs_of_one_agree_and_processes_differ():
+    """Four processes, whose ratios are 1.0, 1.1, 1.2, 1.3 in every pair: 40 pairs are no 40 looks at them."""
+    ratios = np.repeat([1.0, 1.1, 1.2, 1.3], 10)
+    noise = np.exp(0.001 * np.random.default_rng(0).standard_normal(40))
+    found = total_ratio(in_processes(ratios * noise, 4), in_processes(np.ones(40), 4))
+    alone = total_ratio(ByPair(ratios * noise), ByPair(np.ones(40)))
+    assert found.value == alone.value
+    assert found.n == 40
+    totals = (ratios * noise).reshape(4, 10).mean(1)
+    low, high = stats.t.interval(0.95, 3, totals.mean(), stats.sem(totals))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert found.low < alone.low < alone.high < found.high
+    assert found.p_above > alone.p_above
+    assert "over 4 processes" in found.method
+
+
+def test_processes_that_agree_by_chance_make_nothing_surer_than_their_pairs():
+    a, b = np.tile([0.9, 1.3], 20) * np.exp(0.001 * np.random.default_rng(0).standard_normal(40)), np.ones(40)
+    found, alone = total_ratio(in_processes(a, 4), in_processes(b, 4)), total_ratio(ByPair(a), ByPair(b))
+    by_process = total_ratio(ByPair(a.reshape(4, 10).sum(1)), ByPair(b.reshape(4, 10).sum(1)))
+    assert alone.low < by_process.low
+    assert (found.low, found.high, found.p_above) == (alone.low, alone.high, alone.p_above)
+
+
+def test_times_of_other_processes_are_no_pairs():
+    times = np.arange(1.0, 5.0)
+    with pytest.raises(BadArgument, match=r"times_b\.processes=1, but expected 2"):
+        total_ratio(in_processes(times, 2), ByPair(times))
+    with pytest.raises(BadArgument, match="names"):
+        total_ratio(in_processes(times, 2), ByPair(times, np.array([0, 1, 0, 1])))
+    with pytest.raises(BadArgument, match="take total_ratio"):
+        log_ratio(in_processes(times, 2), in_processes(times, 2))
+    with pytest.raises(BadArgument, match="one number per pair"):
+        ByPair(times, np.array([0, 1]))
+
+
+def test_an_instrument_at_its_worst_keeps_the_processes():
+    times, off = in_processes(np.array([1.0, 1.1, 2.0, 2.1]), 2), ByPair(np.full(4, 0.01))
+    assert "over 2 processes" in ratio_within(times, in_processes(np.ones(4), 2), off, off).method

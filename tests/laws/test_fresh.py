@@ -1,0 +1,72 @@
+"""Timing in fresh processes: how often intervals hold what is true, and what of EMAD-F2 survives, by simulation.
+
+Budgets are those that divide their pairs over processes; ``fresh_races`` has the truth of the draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from emad_ref.evidence.study import BUDGETS
+from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.units import ByPair
+from tests.laws.fresh_races import ALIKE, UNALIKE, against_itself, verdicts
+
+COVERED, WIDEST = 93, 0.03  # of DRAWS intervals, half of the widest
+DIVIDED = [budget for budget in BUDGETS.values() if budget.processes > 1]
+
+
+@pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
+def test_intervals_over_processes_cover_one_and_are_narrow(budget):
+    found = against_itself(budget)
+    assert sum(each.low <= 1 <= each.high for each in found) >= COVERED
+    assert max(each.high - each.low for each in found) / 2 <= WIDEST
+
+
+def test_pairs_of_one_process_taken_as_independent_would_not_cover():
+    """What the processes are for: the same draws, read as 200 independent pairs, with layouts that differ by 3 %.
+
+    Of 200 draws 95 % less four standard errors of a share of so many.
+    """
+    inside, draws = Counter(), 200
+    for draw in range(draws):
+        rng = np.random.default_rng(draw)
+        process = np.repeat(np.arange(20), 10)
+        layout = (0.03 * rng.standard_normal(20))[process]
+        a, b = np.exp(layout + 0.05 * rng.standard_normal(200)), np.ones(200)
+        for name, of_process in (("processes", process), ("pairs", None)):
+            each = total_ratio(ByPair(a, of_process), ByPair(b, of_process))
+            inside[name] += each.low <= math.exp((0.03**2 + 0.05**2) / 2) <= each.high
+    least = draws * (0.95 - 4 * math.sqrt(0.95 * 0.05 / draws))
+    assert inside["processes"] >= least > inside["pairs"]
+
+
+@pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
+@pytest.mark.slow  # a hundred simulated verdicts each: `tox -e rates`
+def test_no_speed_up_survives_where_arms_do_the_same(budget):
+    assert verdicts(budget, 1.0)["survived"] == 0
+
+
+@pytest.mark.slow
+def test_a_speed_up_beyond_the_threshold_survives_under_the_full_budget():
+    assert verdicts(BUDGETS["full"], 1.12)["survived"] >= 80
+
+
+@pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
+@pytest.mark.slow
+def test_a_speed_up_short_of_the_threshold_does_not(budget):
+    said = verdicts(budget, 1.08)
+    assert said["survived"] <= 5
+
+
+@pytest.mark.parametrize("neighbour", [ALIKE, UNALIKE])
+@pytest.mark.parametrize("budget", DIVIDED, ids=lambda budget: budget.name)
+@pytest.mark.slow
+def test_a_busy_neighbour_flips_no_verdict(budget, neighbour):
+    """It may leave a verdict open, and never turns one round: nothing false is falsified or survives."""
+    assert verdicts(budget, 1.0, neighbour)["survived"] == 0
+    assert verdicts(budget, 1.25, neighbour)["falsified"] == 0

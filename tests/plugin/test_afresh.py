@@ -1,0 +1,159 @@
+"""Work in processes that are started as the run was: the same decoder there, whoever provides it; what cannot be so."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.plugin.conftest import Run
+
+TASKS = """
+import os
+from dataclasses import dataclass
+
+@dataclass
+class Asking:
+    "Who makes decoders where it is carried out, and where that is; or what else a process may come to."
+    then: str = "answer"
+
+    def run(self, host):
+        if self.then == "kill":
+            os.kill(os.getpid(), 9)
+        if self.then == "raise":
+            raise RuntimeError("out of beans")
+        return host.make_decoder(None), os.getpid()
+"""
+PROVIDES = """
+import os
+if "NOT_HERE" not in os.environ:
+    def pytest_emad_make_decoder(config, request):
+        return config.getoption("--seen") + " by the conftest"
+
+def pytest_addoption(parser):
+    parser.addoption("--seen", default="nothing")
+"""
+ASKS = """
+import os
+import pytest
+from emad_ref.evidence.afresh import AfreshFailed, carried_out
+from tasks import Asking
+
+def test_the_same_decoder(emad_host, emad_settings):
+    report = lambda: {path: path.read_bytes() for path in emad_settings.report.iterdir() if path.is_file()}
+    before = report()
+    decoder, process = carried_out(emad_host.afresh, Asking())
+    assert before
+    assert report() == before
+    assert decoder == "an option seen by the conftest"
+    assert process != os.getpid()
+
+@pytest.mark.parametrize(("then", "said"), [
+    ("raise", "ended with status 1.*RuntimeError: out of beans"),
+    ("kill", "was ended by SIGKILL.*printed last: nothing"),
+])
+def test_failures(emad_host, then, said):
+    with pytest.raises(AfreshFailed, match=said):
+        carried_out(emad_host.afresh, Asking(then))
+
+def test_another_decoder(emad_host, monkeypatch):
+    monkeypatch.setenv("NOT_HERE", "1")
+    with pytest.raises(AfreshFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
+        carried_out(emad_host.afresh, Asking())
+"""
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+def test_a_process_is_started_as_the_run_was(project: pytest.Pytester, run_apart: Run, tmp_path: Path) -> None:
+    """With its conftest and options; it writes no report, and what failed is all that is left of it."""
+    project.makeconftest(PROVIDES)
+    project.makepyfile(ASKS, tasks=TASKS)
+    run_apart("--seen", "an option seen", "--emad-report", "out", "--junitxml", "junit.xml").assert_outcomes(passed=4)
+    assert len(list(tmp_path.glob("emad-afresh-*/output"))) == 3
+
+
+# ------------------------------------------------------------ where none is started
+
+
+WITHOUT = "def test(emad_host): assert {} in emad_host.afresh.without"
+
+
+def test_plugins_that_are_objects_reach_no_other_process(project: pytest.Pytester, run: Run) -> None:
+    """As pytester's own are."""
+    project.makepyfile(WITHOUT.format("'handed plugins as objects'"))
+    run().assert_outcomes(passed=1)
+
+
+def test_a_decoder_behind_a_port_is_one_process(project: pytest.Pytester, run: Run) -> None:
+    """A program is started anew by every process: there this run's own plugins are what stands in the way."""
+    for address, why in (("tcp:127.0.0.1:9", "is one process"), (f"exec:{sys.executable}", "plugins as objects")):
+        project.makepyfile(WITHOUT.format(repr(why)))
+        run("--emad-decoder", address).assert_outcomes(passed=1)
+
+
+@pytest.mark.slow  # two processes more
+def test_a_worker_of_xdist_starts_no_process(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makepyfile(WITHOUT.format("'xdist'"))
+    run_apart("-n", 1).assert_outcomes(passed=1)
+
+
+def test_a_provider_that_is_found_at_collection_is_found_by_no_start(project: pytest.Pytester, run_apart: Run) -> None:
+    """Our own decoder, timed in its place, would pass for it."""
+    folder = project.mkpydir("judged")
+    (folder / "conftest.py").write_text("def pytest_emad_make_decoder(config, request): pass")
+    (folder / "test_it.py").write_text(WITHOUT.format("'found at collection'"))
+    run_apart().assert_outcomes(passed=1)
+
+
+# ------------------------------------------------------------ a race
+
+
+RACES = """
+from dataclasses import replace
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.study import BUDGETS
+from emad_ref.evidence.subject import open_model
+from emad_ref.point import OperatingPoint
+
+BUDGET = replace(BUDGETS["smoke"], pairs=4, processes=2, batch_sizes=(1,), prompt_tokens=8, new_tokens=3)
+
+def test_race(emad_host, emad_settings):
+    study = replace(emad_settings.study, budget=BUDGET, corpus="world:premise")
+    with open_model("emad-nano", study) as loaded:
+        stopwatch = Evidence(loaded, study, emad_host).stopwatch
+        layers = loaded.stepper.layers
+        point = OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
+        timed = stopwatch.timed(point)[1]
+        assert stopwatch.checked(point, 1).passed is True
+        assert timed.process.tolist() == [0, 0, 1, 1]
+        assert "4 pairs in 2 fresh processes of 2 pairs each" in stopwatch.note(point, 1.1, 4)
+"""
+COUNTS = """
+import os
+from pathlib import Path
+from emad_ref import WalkedDecoder
+
+class Counting(WalkedDecoder):
+    "Ours, and a line for every process in which it decodes."
+    def generate(self, *asked):
+        with open(Path(__file__).parent / "decoded", "a") as file:
+            print(os.getpid(), file=file)
+        return super().generate(*asked)
+
+def pytest_emad_make_decoder(config, request):
+    return Counting(request.model.load().stepper, request.point, max_rows=request.max_rows)
+"""
+
+
+@pytest.mark.slow  # loads torch and a model three times
+def test_a_decoder_of_a_conftest_is_the_one_that_is_timed(project: pytest.Pytester, run_apart: Run) -> None:
+    project.makeconftest(COUNTS)
+    project.makepyfile(RACES)
+    run_apart().assert_outcomes(passed=1)
+    assert len(set((project.path / "decoded").read_text().split())) == 3

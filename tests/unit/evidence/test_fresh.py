@@ -1,0 +1,228 @@
+"""A race divided over processes: the same requests, dealt and put together again; and processes that fail.
+
+Shares are carried out in this process here, through the same files; ``tests/plugin/test_afresh.py`` starts processes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from emad_ref.decoding.drafting import Drafting
+from emad_ref.evidence.afresh import AfreshFailed, answer, carried_out
+from emad_ref.evidence.drafted import race
+from emad_ref.evidence.fresh import Fresh, Share, joined
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Afresh, Host
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE, WARM_UP, at_point
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.models.again import OtherWeights
+from emad_ref.models.loading import load
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Unsupported
+from emad_ref.record import Record
+from tests.lenses import attached
+
+PAIRS, PROCESSES, SHAPE = 7, 3, (8, 4)
+BUDGET = replace(
+    BUDGETS["smoke"], pairs=PAIRS, processes=PROCESSES, batch_sizes=(1, 2), prompt_tokens=SHAPE[0], new_tokens=SHAPE[1]
+)
+
+
+class Number:
+    """A task that any process can do."""
+
+    def run(self, host: Host) -> int:
+        return os.getpid()
+
+
+class Here:
+    """Starts no process: does what one would, and keeps the tasks."""
+
+    def __init__(self) -> None:
+        self.started = 0
+
+    def __call__(self, task: Path, output: Path) -> int:
+        self.started += 1
+        answer(task, Host())
+        return 0
+
+
+def evidence(host: Host, budget=BUDGET) -> Evidence:
+    made = Evidence(load("emad-nano"), Study(corpus="world:premise", budget=budget), host)
+    made.stopwatch._shape = SHAPE
+    return made
+
+
+def point_of(made: Evidence) -> OperatingPoint:
+    layers = made.subject.stepper.layers
+    return OperatingPoint("fixed", "fixed_entropy", layers, layers, (2,), ((1.0,),))
+
+
+@pytest.fixture(scope="module")
+def divided():
+    here = Here()
+    made = evidence(Host(afresh=Afresh(here)))
+    return made, made.stopwatch.timed(point_of(made)), here
+
+
+def test_every_pair_is_timed_once_in_one_of_the_processes(divided):
+    _, timed, here = divided
+    assert here.started == PROCESSES
+    for rows, found in timed.items():
+        assert {len(column) for column in found.seconds.values()} == {PAIRS}
+        assert all((column > 0).all() for column in found.seconds.values())
+        assert found.process.tolist() == [0, 0, 0, 1, 1, 2, 2]
+        assert found.by_pair()["full"].processes == PROCESSES
+        assert [len(prompts) for prompts in found.prompts] == [rows] * PAIRS
+        assert {len(done) for done in found.done.values()} == {PAIRS}
+        assert len(found.timings.first) == PAIRS
+
+
+def test_together_the_shares_are_the_requests_of_one_process(divided):
+    _, timed, _ = divided
+    alone = evidence(Host(), replace(BUDGET, processes=1))
+    whole = alone.stopwatch.timed(point_of(alone))
+    for rows, found in timed.items():
+        for mine, theirs in zip(found.prompts, whole[rows].prompts, strict=True):
+            assert [each.tokens.tolist() for each in mine] == [each.tokens.tolist() for each in theirs]
+        assert sorted(found.audited) == sorted(whole[rows].audited)
+        for arm, done in found.done.items():
+            emitted = [[tokens.tolist() for tokens in _emitted(each)] for each in done]
+            assert emitted == [[tokens.tolist() for tokens in _emitted(each)] for each in whole[rows].done[arm]]
+
+
+def _emitted(done):
+    return done.emitted if isinstance(done, Record) else done
+
+
+def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
+    made, timed, _ = divided
+    for rows, found in timed.items():
+        finding = made.stopwatch.checked(point_of(made), rows)
+        assert finding.passed is True, finding.detail
+        assert finding.n == 3 * rows * len(found.audited) * SHAPE[1]
+    lying = timed[1]
+    record = lying.done["adaptive"][lying.audited[0]]
+    record.emitted[0][-1] ^= 1
+    assert made.stopwatch.checked(point_of(made), 1).passed is False
+    record.emitted[0][-1] ^= 1
+
+
+def test_the_note_says_where_pairs_were_timed(divided):
+    made, _, _ = divided
+    assert "7 pairs in 3 fresh processes of 2–3 pairs each" in made.stopwatch.note(point_of(made), 1.1, 4)
+
+
+@pytest.mark.parametrize(
+    ("processes", "afresh", "said"),
+    [
+        (1, Afresh(Here()), "in this process alone (the budget smoke starts no others)"),
+        (3, Afresh(without="nobody can"), "in this process alone (nobody can)"),
+    ],
+)
+def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
+    made = evidence(Host(afresh=afresh), replace(BUDGET, processes=processes, batch_sizes=(1,)))
+    assert made.stopwatch.timed(point_of(made))[1].process is None
+    assert said in made.stopwatch.note(point_of(made), 1.1, 4)
+
+
+def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
+    made, _, _ = divided
+    shares: list[Share] = []
+    monkeypatch.setattr("emad_ref.evidence.fresh.carried_out", lambda afresh, share: shares.append(share) or {})
+    monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
+    with pytest.raises(KeyError):
+        Fresh(Afresh(Here()), made.subject).races(made.stopwatch, partial(at_point, point_of(made)), (), (1,))
+    drawn = [share.drawn[1] for share in shares]
+    assert len({each.seed for each in drawn}) == PROCESSES
+    warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
+    assert warming == [warming[0]] * PROCESSES
+
+
+def test_what_points_name_goes_with_them():
+    """A point that reads by a tuned lens is timed, at the same depths, by a process that has read no lens."""
+    made = evidence(Host(afresh=Afresh(Here())), replace(BUDGET, batch_sizes=(1,), pairs=3))
+    point = replace(point_of(made), lens=attached(made.subject.stepper, [2]))
+    assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
+    finding = made.stopwatch.checked(point, 1)
+    assert finding.passed is True, finding.detail
+
+
+def test_drafts_are_timed_in_processes_too():
+    made = evidence(Host(afresh=Afresh(Here())), replace(BUDGET, pairs=4, processes=2))
+    lens = attached(made.subject.stepper, [2], scale=0.0)
+    timed = made.stopwatch.races(partial(race, Drafting(2, 3, lens=lens)))
+    assert set(timed[1].seconds) == {FULL, ADAPTIVE, GENERATE}
+    assert [found.process.tolist() for found in timed.values()] == [[0, 0, 1, 1]] * 2
+    for rows, found in timed.items():
+        finding = made.stopwatch.held(found, {"full": made.subject.full}, rows)
+        assert finding.passed is True, finding.detail
+
+
+def test_what_the_decoder_declines_is_declined_here_and_no_process_is_started():
+    here = Here()
+
+    def make(request):
+        if request.point.probes:
+            raise Unsupported("full depth alone")
+        return Host().make_decoder(request)
+
+    made = evidence(Host(make, afresh=Afresh(here)))
+    with pytest.raises(Unsupported, match="full depth alone"):
+        made.stopwatch.timed(point_of(made))
+    assert here.started == 0
+
+
+def test_a_model_that_has_changed_is_refused(divided):
+    made, _, _ = divided
+    share = Share("emad-nano", "f" * 64, made.study, partial(at_point, point_of(made)), SHAPE, {}, {})
+    with pytest.raises(OtherWeights, match="not the model any more"):
+        share.run(Host())
+
+
+def test_shares_that_timed_other_arms_are_not_put_together(divided):
+    _, timed, _ = divided
+    fewer = replace(timed[1].timings, seconds={"full": timed[1].seconds["full"]})
+    with pytest.raises(AfreshFailed, match="one process timed full, adaptive, generate, another full"):
+        joined([timed[1], replace(timed[1], timings=fewer)])
+
+
+# ------------------------------------------------------------ processes that fail
+
+
+def running(program: str) -> Afresh:
+    def start(task: Path, output: Path) -> int:
+        with open(output, "wb") as file:
+            return subprocess.run([sys.executable, "-c", program], stdout=file, stderr=file, check=False).returncode
+
+    return Afresh(start)
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("import sys; print('warming'); sys.exit('no such decoder')", "ended with status 1.*warming / no such decoder"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL.*printed last: nothing"),
+        ("print('all well')", "ended without a result.*all well"),
+    ],
+)
+def test_a_process_that_fails_names_what_it_printed(program, said, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with pytest.raises(AfreshFailed, match=said) as failed:
+        carried_out(running(program), Number())
+    (kept,) = tmp_path.glob("emad-afresh-*/output")
+    assert str(kept) in str(failed.value)
+
+
+def test_nothing_is_left_of_one_that_succeeds(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    assert carried_out(Afresh(Here()), Number()) == os.getpid()
+    assert list(tmp_path.iterdir()) == []
