@@ -26,6 +26,7 @@ from tqdm import tqdm
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.models.stepper import Stepper
+from emad_ref.readout.attached import raised_dtype
 from emad_ref.readout.tuned import Translator
 from emad_ref.record import Floats
 from emad_ref.screening.laps import REPEATS, Course, Part
@@ -149,6 +150,6 @@ def _costs(course: Course, laps: Sequence[dict[Part, float]], spent: Floats, rng
 
 def _full_lens(stepper: Stepper) -> Translator:
     """A translator of full rank, of zeros: its values do not matter to time."""
-    width, dtype = stepper.geometry.hidden, torch.float64 if stepper.dtype == torch.float64 else torch.float32
-    matrix = torch.zeros(width, width, dtype=dtype, device=stepper.device)
+    width = stepper.geometry.hidden
+    matrix = torch.zeros(width, width, dtype=raised_dtype(stepper), device=stepper.device)
     return Translator((matrix,), matrix[0].clone())
