@@ -54,7 +54,7 @@ class Ladder:
         column = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
         self.shape = (int(trace.lengths.max()), trace.sequences)
         self.place = column * trace.sequences + trace.sequence  # of each token in a flattened grid
-        self.tokens = np.arange(len(trace)) * trace.layers  # of each token's first layer in a flattened column
+        self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
         self._grids: dict[object, NDArray[Any]] = {}
 
     def depths(self, point: OperatingPoint) -> Ints:
@@ -74,9 +74,11 @@ class Ladder:
             if point.interpolate and number > 0:
                 self._between(point, number, bins, depth)
             probe = point.probes[number]
-            np.copyto(depth, np.int16(probe), where=fires(point, number, self._signal(point, probe), bins, decided))
+            fired = fires(point, number, self._signal(point, probe), bins, decided)
+            # arithmetic, not np.copyto(where=fired): a masked copy goes element by element, thirty times as slowly
+            np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
         settle(point, depth)
-        placed: Ints = depth.reshape(-1)[self.place].astype(np.int64)
+        placed: Ints = depth.reshape(-1).take(self.place).astype(np.int64)
         return placed
 
     def _between(
@@ -113,7 +115,8 @@ class Ladder:
 
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)
-        nll, top1 = (column.reshape(-1)[self.tokens + (depth - 1)] for column in self.trace.emitted(point))
+        stopped = self.before + depth
+        nll, top1 = (column.reshape(-1).take(stopped) for column in self.trace.emitted(point))
         macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
         return Replay(point, depth, nll.astype(np.float64), top1.astype(np.int64), macs_per_row)
 
