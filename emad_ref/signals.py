@@ -39,6 +39,9 @@ if TYPE_CHECKING:  # nobody who only names signals waits for torch
     from torch import Tensor
 
 
+NEVER_LOG_P = -1e4  # its exponential is 0 in float64, too: whatever lies below it adds 0 to an entropy
+
+
 class Readout:
     """Logits [..., V] of one layer, and what several signals take from them, each computed once."""
 
@@ -160,9 +163,9 @@ def _difference(log_best: Tensor) -> Tensor:
 def _entropy(readout: Readout) -> Tensor:
     """H = log Z − Σ p z of softmax(z), in nats."""
     log_p = readout.log_p
-    # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for it is not greater than -inf either, and
-    # an entropy of 0 would let every rule fire
-    return -(log_p.exp() * log_p).masked_fill(log_p == -math.inf, 0.0).sum(dim=-1)
+    # 0·log 0: a masked logit (-inf) contributes nothing; NaN must stay NaN, for an entropy of 0 would let every rule
+    # fire. A bound on the logarithm does both, in a third of the time of a masked fill
+    return -(log_p.exp() * log_p.clamp_min(NEVER_LOG_P)).sum(dim=-1)
 
 
 def _response(readout: Readout) -> Tensor:

@@ -1,6 +1,6 @@
 """A calibration of any length: constant memory, and taken up again where it was interrupted.
 
-    corpora → windows → batches → lens trace → running statistics → profile
+    corpora → windows → batches → entropies → running statistics → profile
 
 After every unit, here a batch, the state (statistics, and per corpus the windows read, their tokens and a checksum of
 them) goes into a checkpoint, which is written whole or not at all; so an interruption costs what is in flight. A
@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from emad_ref.calibration.entropies import statistics_of_batch
 from emad_ref.calibration.profile import (
     MINIMUM_TOKENS,
     Profile,
@@ -32,9 +33,9 @@ from emad_ref.calibration.profile import (
     profile_from,
     require_probes,
 )
-from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.running import Statistics
 from emad_ref.calibration.stored import bins_to_json, brief
-from emad_ref.calibration.trace import TOKENS_PER_BATCH, EmptyCorpus, TokenSequence, batched, trace_batch
+from emad_ref.calibration.trace import TOKENS_PER_BATCH, EmptyCorpus, TokenSequence, batched
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.files import parsed_json, reading, require_writable, writing
 from emad_ref.models.stepper import Stepper
@@ -165,7 +166,7 @@ def taking(stepper: Stepper, plan: Plan) -> Parts:
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[Statistics]]]:
         for batch in batches:
-            yield batch, [statistics_of(trace_batch(stepper, batch), plan.bins, first)]
+            yield batch, [statistics_of_batch(stepper, batch, plan.bins, first)]
 
     return parts
 

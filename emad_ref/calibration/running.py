@@ -130,6 +130,32 @@ def require_quantile(quantile: float) -> None:
         raise BadArgument("quantile", quantile, "a share between 0 and 1, both excluded", "0.5 is the median")
 
 
+@dataclass(frozen=True, eq=False)
+class Entropies:
+    """What statistics are taken of: ``entropy_nats`` float32 [tokens, L], ``position`` int64 [tokens] in its sequence.
+
+    ``top1`` int32, ``top1_probability`` float32 [tokens]: what the first probe shows, for bins that ask for it.
+    ``sequences`` counts the windows.
+    """
+
+    entropy_nats: NDArray[np.float32]
+    position: Ints
+    top1: NDArray[np.int32]
+    top1_probability: NDArray[np.float32]
+    sequences: int
+
+
+def needs_first_probe(spec: BinSpec) -> bool:
+    """Whether bins are told apart by what the first probe shows."""
+    return bool(set(spec.features) - {"position"})
+
+
+def require_first_probe(spec: BinSpec, first_probe: int | None) -> None:
+    """Refuse bins that need a probe where there is none."""
+    if first_probe is None and needs_first_probe(spec):
+        raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
+
+
 def statistics_of(trace: Trace, spec: BinSpec, first_probe: int | None) -> Statistics:
     """Statistics of one trace (or batch of it) in the bins of ``spec``.
 
@@ -138,15 +164,24 @@ def statistics_of(trace: Trace, spec: BinSpec, first_probe: int | None) -> Stati
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
     """
-    if first_probe is None and set(spec.features) - {"position"}:
-        raise BadArgument("first_probe", None, f"the layer that shows {spec.name}", "choose at least one probe")
+    require_first_probe(spec, first_probe)
     column = (first_probe or 1) - 1
-    index = bin_index(spec, trace.position + 1, trace.top1_probability[:, column], trace.top1[:, column])
-    entropy = trace.entropy_nats.astype(np.float64)
-    buckets = _buckets(entropy)
-    cells = (index[:, None] * trace.layers + np.arange(trace.layers)) * BUCKETS + buckets
-    shape = (spec.count, trace.layers, BUCKETS)
-    statistics = Statistics.none(spec.count, trace.layers)
+    top1, probability = trace.top1[:, column], trace.top1_probability[:, column]
+    return counted(Entropies(trace.entropy_nats, trace.position, top1, probability, trace.sequences), spec)
+
+
+def counted(read: Entropies, spec: BinSpec) -> Statistics:
+    """Statistics of ``read`` in the bins of ``spec``.
+
+    Raises:
+        BadArgument: an entropy outside 0–16 nats.
+    """
+    index = bin_index(spec, read.position + 1, read.top1_probability, read.top1)
+    entropy = read.entropy_nats.astype(np.float64)
+    layers = entropy.shape[1]
+    cells = (index[:, None] * layers + np.arange(layers)) * BUCKETS + _buckets(entropy)
+    shape = (spec.count, layers, BUCKETS)
+    statistics = Statistics.none(spec.count, layers)
     for number in np.unique(index):
         mine = entropy[index == number]
         statistics.sums[number], statistics.squares[number] = mine.sum(axis=0), (mine**2).sum(axis=0)
@@ -155,7 +190,7 @@ def statistics_of(trace: Trace, spec: BinSpec, first_probe: int | None) -> Stati
         statistics.sums,
         statistics.squares,
         np.bincount(cells.ravel(), minlength=int(np.prod(shape))).reshape(shape).astype(np.int64),
-        trace.sequences,
+        read.sequences,
     )
 
 

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 import numpy as np
 
+from emad_ref.calibration.entropies import statistics_of_batch
 from emad_ref.calibration.resume import Batches, Parts, Plan, first_probe
-from emad_ref.calibration.running import BUCKETS, Statistics, statistics_of
-from emad_ref.calibration.trace import TokenSequence, Trace, batched, stream, trace_batch
+from emad_ref.calibration.running import BUCKETS, Statistics
+from emad_ref.calibration.trace import TokenSequence, Trace, batched, stream
 from emad_ref.models.again import Whence, at_hand
 from emad_ref.point import BinSpec, OperatingPoint
 from emad_ref.record import Floats, Ints
@@ -82,7 +83,7 @@ class _Counted:
 
     def read(self) -> Packed:
         stepper = at_hand(self.whence).stepper
-        return Packed.of([statistics_of(trace_batch(stepper, each), self.bins, self.first) for each in self.batches])
+        return Packed.of([statistics_of_batch(stepper, each, self.bins, self.first) for each in self.batches])
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.cache import Cache
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.readout.blocks import blocks
 from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import divergence_nats, require_finite
 from emad_ref.readout.tuned import lens_named, macs_ahead
@@ -301,9 +302,15 @@ def readings(logits: Tensor, target: Tensor, where: str) -> dict[str, Tensor]:
     Raises:
         NotFinite: logits hold NaN; ``where`` names the place.
     """
-    readout = Readout(logits.float())
+    parts = [_readings(logits[rows].float(), target[rows]) for rows in blocks(logits)]
+    read = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+    require_finite(read[ENTROPY.name], where)
+    return read
+
+
+def _readings(logits: Tensor, target: Tensor) -> dict[str, Tensor]:
+    readout = Readout(logits)
     signals = {name: signal.read(readout) for name, signal in LAYERWISE.items()}
-    require_finite(signals[ENTROPY.name], where)
     log_p, best = readout.top2
     nll = -readout.log_p.gather(-1, target[:, None])[:, 0]
     return dict(zip(COLUMNS, (nll, best[:, 0].int(), log_p[:, 0].exp()), strict=True)) | signals
@@ -424,7 +431,8 @@ def trace_batch(
         for name, column in columns.items():
             column.append(read[name].cpu().numpy())
         if final is not None:
-            apart.append(divergence_nats(final, logits).float().cpu().numpy())
+            parts = [divergence_nats(final[rows], logits[rows]).float() for rows in blocks(logits)]
+            apart.append(torch.cat(parts).cpu().numpy())
         for estimator, (layers, reader) in readers.items():
             if layer in layers:
                 estimate = reader.read(states, list(layers).index(layer)).entropy_nats

@@ -240,7 +240,7 @@ def test_output_that_nobody_takes_is_no_traceback(command, said):
 
 
 def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(resume, "trace_batch", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(resume, "statistics_of_batch", lambda *_, **__: pytest.fail("the pass was run"))
     monkeypatch.setattr(subject, "take_trace", lambda *_, **__: pytest.fail("a pass was run"))
     full = device(tmp_path / "full.json")
     for argv in (["calibrate", "small", full], ["merge", full, "none.json"], ["sweep", "small", "--out", full]):
@@ -275,7 +275,7 @@ def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
     ids=" ".join,
 )
 def test_bad_options_are_refused_before_the_long_pass(small, monkeypatch, tmp_path, options):
-    monkeypatch.setattr(resume, "trace_batch", lambda *_, **__: pytest.fail("the pass was run"))
+    monkeypatch.setattr(resume, "statistics_of_batch", lambda *_, **__: pytest.fail("the pass was run"))
     monkeypatch.setattr(resume, "token_counts", lambda *_, **__: pytest.fail("the corpus was read"))
     assert cli.main(["calibrate", "small", str(tmp_path / "p.json"), *options]) == 1
     assert not list(tmp_path.iterdir())
@@ -353,23 +353,25 @@ def test_an_interrupted_calibration_is_resumed_and_leaves_no_checkpoint(small, m
     expected = load_profile(whole)
     out = tmp_path / "p.json"
     argv = ["calibrate", "small", str(out), "--documents", "30"]
-    traced = resume.trace_batch
+    taken = resume.statistics_of_batch
     calls = []
 
-    def breaks(stepper, batch):
+    def breaks(stepper, batch, *bins):
         if calls:
             raise PowerCut
         calls.append(len(batch))
-        return traced(stepper, batch)
+        return taken(stepper, batch, *bins)
 
-    monkeypatch.setattr(resume, "trace_batch", breaks)
+    monkeypatch.setattr(resume, "statistics_of_batch", breaks)
     with pytest.raises(PowerCut):
         cli.main(argv)
     assert [path.name for path in tmp_path.glob("p.json*")] == ["p.json.checkpoint"]
     assert cli.main(argv) == 1
     assert "holds an unfinished calibration, but expected none; pass resume (--resume)" in capsys.readouterr().err
     rest = []
-    monkeypatch.setattr(resume, "trace_batch", lambda s, batch: rest.append(len(batch)) or traced(s, batch))
+    monkeypatch.setattr(
+        resume, "statistics_of_batch", lambda s, batch, *b: rest.append(len(batch)) or taken(s, batch, *b)
+    )
     assert cli.main([*argv, "--resume"]) == 0
     assert load_profile(out) == expected
     assert sum(calls) + sum(rest) == 30

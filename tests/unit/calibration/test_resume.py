@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from emad_ref.calibration import resume as resumable
+from emad_ref.calibration.entropies import statistics_of_batch
 from emad_ref.calibration.profile import profile_of
 from emad_ref.calibration.resume import BadCheckpoint, Plan, calibrate, limited, token_counts
-from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace, trace_batch
+from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, take_trace
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import BinSpec
@@ -56,16 +57,16 @@ class PowerCut(Exception):
 
 
 class Batches:
-    """``trace_batch`` that notes what it was given and breaks at a given call."""
+    """``statistics_of_batch`` that notes what it was given and breaks at a given call."""
 
     def __init__(self, breaks_at=None):
         self.seen, self.breaks_at = [], breaks_at
 
-    def __call__(self, stepper, batch):
+    def __call__(self, stepper, batch, spec, first_probe):
         if len(self.seen) == self.breaks_at:
             raise PowerCut
         self.seen.append([window.tokens.tolist() for window in batch])
-        return trace_batch(stepper, batch)
+        return statistics_of_batch(stepper, batch, spec, first_probe)
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def batches(monkeypatch):
 
     def set_up(breaks_at=None):
         counted = Batches(breaks_at)
-        monkeypatch.setattr(resumable, "trace_batch", counted)
+        monkeypatch.setattr(resumable, "statistics_of_batch", counted)
         return counted
 
     return set_up

@@ -1,0 +1,93 @@
+"""What a calibration reads of a batch is what a lens trace of it says, to the last bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.entropies import entropies_of, fast_entropy_nats, statistics_of_batch
+from emad_ref.calibration.running import Statistics, statistics_of
+from emad_ref.calibration.trace import TokenSequence, trace_batch
+from emad_ref.errors import BadArgument
+from emad_ref.models.loading import Loaded, load
+from emad_ref.point import BinSpec
+from emad_ref.policy.bins import frequency_buckets
+from emad_ref.readout.signals import NotFinite, entropy_nats
+
+LENGTHS = (40, 7, 2, 23)
+PROBE = 2
+
+
+@pytest.fixture(scope="module")
+def nano() -> Loaded:
+    return load("emad-nano")
+
+
+@pytest.fixture
+def batch(nano: Loaded) -> Sequence[TokenSequence]:
+    """Windows of several lengths, some with a prompt."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(1, nano.stepper.vocabulary, length) for length in LENGTHS]
+    return [TokenSequence(row, adaptive_from=len(row) // 3) for row in rows]
+
+
+@pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)
+def test_statistics_of_a_batch_are_those_of_its_trace(
+    nano: Loaded, batch: Sequence[TokenSequence], features: tuple[str, ...]
+) -> None:
+    counts = np.arange(nano.stepper.vocabulary)[::-1].astype(np.int64)
+    table = frequency_buckets(counts) if "frequency" in features else b""
+    spec = BinSpec(features, position_edges=(5, 20), frequency=table)
+    found = statistics_of_batch(nano.stepper, batch, spec, PROBE)
+    assert found == statistics_of(trace_batch(nano.stepper, batch), spec, PROBE)
+    assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
+    assert found.sequences == len(LENGTHS)
+    assert found != Statistics.none(spec.count, nano.stepper.layers)
+
+
+def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+    read = entropies_of(nano.stepper, batch, None)
+    assert (read.top1 == -1).all()
+    assert np.isnan(read.top1_probability).all()
+
+
+def test_bins_that_need_a_probe_are_refused_without_one(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+    with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
+        statistics_of_batch(nano.stepper, batch, BinSpec(("confidence",)), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_the_fast_entropy_is_the_entropy(dtype: torch.dtype) -> None:
+    logits = (torch.randn(9, 500, generator=torch.Generator().manual_seed(0)) * 20).to(dtype)
+    assert torch.equal(fast_entropy_nats(logits), entropy_nats(logits.float()))
+    logits[1, ::2] = -torch.inf
+    logits[2, 1:] = -torch.inf
+    logits[3, 1:] = torch.finfo(dtype).min
+    assert torch.equal(fast_entropy_nats(logits), entropy_nats(logits.float()))
+    assert fast_entropy_nats(logits)[2] == 0
+    logits[4, 7] = torch.nan
+    assert math.isnan(float(fast_entropy_nats(logits)[4]))
+    assert torch.isfinite(fast_entropy_nats(logits)).sum() == len(logits) - 1
+
+
+def test_logits_that_are_no_numbers_name_their_layer(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+    class Broken:
+        """The model, whose head gives no number after the second layer."""
+
+        def __init__(self) -> None:
+            self.heads = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(nano.stepper, name)
+
+        def logits(self, states: torch.Tensor) -> torch.Tensor:
+            self.heads += 1
+            logits = nano.stepper.logits(states)
+            return logits * math.nan if self.heads == 2 else logits
+
+    with pytest.raises(NotFinite, match="after layer 2"):
+        entropies_of(Broken(), batch, None)

@@ -1,0 +1,55 @@
+"""Logits read a few rows at a time: every row once, and no bit of a reading depends on other rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from emad_ref.calibration.trace import readings
+from emad_ref.readout import blocks as module
+from emad_ref.readout.blocks import blocks, in_blocks
+from emad_ref.signals import LAYERWISE, Signal
+
+ROWS, VOCABULARY = 37, 300
+ROW_BYTES = VOCABULARY * 4
+
+
+@pytest.fixture
+def logits() -> torch.Tensor:
+    """Sure rows and unsure ones, ties, and one with masked tokens."""
+    made = torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(0))
+    made *= torch.logspace(-1, 1.5, ROWS)[:, None]
+    made[5] = 0.0
+    made[7, ::3] = -torch.inf
+    return made
+
+
+@pytest.mark.parametrize("cached", [1, ROW_BYTES, 5 * ROW_BYTES, 37 * ROW_BYTES, 2**30])
+def test_blocks_cut_rows_in_order_and_none_twice(logits: torch.Tensor, cached: int) -> None:
+    cut = list(blocks(logits, cached))
+    assert torch.equal(torch.cat([logits[rows] for rows in cut]), logits)
+    assert all(0 < len(logits[rows]) <= max(1, cached * torch.get_num_threads() // ROW_BYTES) for rows in cut)
+
+
+def test_other_devices_take_all_rows_at_once(logits: torch.Tensor) -> None:
+    assert list(blocks(logits.to("meta"), 1)) == [slice(0, ROWS)]
+
+
+@pytest.mark.parametrize("signal", LAYERWISE.values(), ids=LAYERWISE)
+def test_a_signal_read_in_blocks_is_the_signal_read_at_once(
+    logits: torch.Tensor, signal: Signal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = signal.of(logits)
+    for rows in (1, 4, 36):
+        monkeypatch.setattr(module, "CACHED_BYTES", rows * ROW_BYTES)
+        assert torch.equal(in_blocks(logits, signal.of), whole)
+
+
+def test_a_traces_columns_do_not_depend_on_blocks(logits: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = torch.arange(ROWS)
+    at_once = readings(logits, target, "here")
+    monkeypatch.setattr(module, "CACHED_BYTES", 3 * ROW_BYTES)
+    assert len(list(blocks(logits))) > 3
+    in_parts = readings(logits, target, "here")
+    assert in_parts.keys() == at_once.keys()
+    assert all(torch.equal(in_parts[name], at_once[name]) for name in at_once)
