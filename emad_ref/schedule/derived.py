@@ -81,14 +81,17 @@ def work_at(
     ``translators``: those that the point names.
     """
     work = Work.none(point.layers)
+    last, tokens, keys = None, 0, 0
     for layer, step in enumerate(_steps(point, places, depth, probed, ahead, translators)):
-        work.tokens[layer], work.context[layer] = int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
+        if step.ran is not last:
+            last, tokens, keys = step.ran, int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
+        work.tokens[layer], work.context[layer] = tokens, keys
         if step.ran.fills is not None:
             work.fills[step.kind, layer] = int(step.ran.fills.sum())
             work.fill_macs[layer] = int(step.fill_macs.sum(where=step.ran.fills))
         if step.probed is not None:
             work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
-            work.readout_macs[step.heads, layer] = int(step.macs.sum(where=step.probed))
+            work.readout_macs[step.heads, layer] = _charged(step.macs, step.probed)
         alone = int(np.count_nonzero(step.emitted))
         work.readout_rows[FULL, layer] += alone
         work.readout_macs[FULL, layer] += alone * step.ahead
@@ -126,14 +129,23 @@ def _steps(
     ahead: Ints,
     translators: StateTranslators | None,
 ) -> Iterator[_Step]:
-    """Layer by layer from the first."""
+    """Layer by layer from the first; between two depths that tokens have, all layers run the same."""
     schedule = schedule_of(point)
     asked, kind = schedule.asked(point, places.decided), FILLS.index(schedule.fills)
+    others = {1, point.ceiling, point.ceiling + 1, *(np.flatnonzero(np.bincount(depth)) + 1).tolist()}
+    nothing, nowhere = np.zeros(len(depth), dtype=np.int64), np.zeros(point.layers, dtype=np.int64)
     for layer in range(1, point.layers + 1):
         probed, emitted = asked & (depth >= layer) if layer in point.probes else None, depth == layer
         if probed is not None and probes.shows[layer - 1]:
             emitted &= ~probed
-        ran = schedule.ran(places, depth, layer, point.ceiling)
+        if layer in others:
+            ran = schedule.ran(places, depth, layer, point.ceiling)
         heads, macs = probes.heads[:, layer - 1], probes.macs[:, layer - 1]
-        before = np.zeros(point.layers, dtype=np.int64) if translators is None else translators.macs_below(layer)
-        yield _Step(ran, heads, macs, probed, emitted, int(ahead[layer - 1]), kind, before[depth - 1])
+        before = nowhere if translators is None else translators.macs_below(layer)
+        filled = nothing if ran.fills is None else before[depth - 1]
+        yield _Step(ran, heads, macs, probed, emitted, int(ahead[layer - 1]), kind, filled)
+
+
+def _charged(macs: Ints, rows: Bools) -> int:
+    """Σ of ``macs`` [tokens] over ``rows`` bool [tokens]; where one number serves all tokens, by counting them."""
+    return int(macs[0]) * int(np.count_nonzero(rows)) if macs.strides == (0,) else int(macs.sum(where=rows))

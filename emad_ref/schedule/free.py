@@ -157,16 +157,18 @@ def _ran_eagerly(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """
     went = depth >= layer
     ran = went | (layer < ceiling)
-    return Ran(np.where(ran, places.position + 1, 0), ~went if layer == ceiling else None)
+    return Ran(ran * places.keys, ~went if layer == ceiling else None)
 
 
 def ran_deferred(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
-    deep = np.where(depth >= layer, np.arange(len(depth)), len(depth))
-    taken_along = np.minimum.accumulate(deep[::-1])[::-1]  # index of the first token from here on that goes so deep
+    deep = np.flatnonzero(depth >= layer)
+    taken_along = np.diff(deep, prepend=-1)  # tokens since the last that went so deep, itself included
     keys = np.zeros(len(depth), dtype=np.int64)
-    ran = taken_along < places.ends
-    keys[ran] = places.position[taken_along[ran]] + 1
+    if len(deep):
+        with_whom = np.repeat(deep, taken_along)
+        waiting = slice(0, len(with_whom))
+        keys[waiting] = (with_whom < places.ends[waiting]) * places.keys[with_whom]
     return Ran(keys)
 
 

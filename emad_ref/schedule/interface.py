@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +57,18 @@ class Places:
     position: Ints
     starts: Ints
 
+    @cached_property
+    def keys(self) -> Ints:
+        """int64 [tokens] keys that each attends to in a step of its own: all positions up to its own."""
+        return self.position + 1
+
     @property
     def decided(self) -> Ints:
         """int64 [tokens] index of each among the decided ones of its sequence."""
         lengths = np.diff(self.starts)
         return np.arange(len(self.position)) - np.repeat(self.starts[:-1], lengths)
 
-    @property
+    @cached_property
     def ends(self) -> Ints:
         """int64 [tokens] end of each one's sequence."""
         ends: Ints = np.repeat(self.starts[1:], np.diff(self.starts))
@@ -81,7 +87,8 @@ class Schedule:
     ``flow``        opens the flow of one step.
     ``why``         why a depth it does not admit is wrong, as messages end.
     ``asked(point, decided)`` bool [tokens]: whether the rule is asked about the tokens of these indices [tokens].
-    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one.
+    ``ran(places, depth, layer, ceiling)`` what ``layer`` ran for tokens of ``depth`` [tokens], fed one by one. It
+                    depends on who went as deep, and on whether ``layer`` lies below, at or above the ceiling.
     ``fills``       which of ``record.FILLS`` its K/V-only passes are.
     ``settle(point, depth)`` turns first fires int16 [longest, sequences], rows being decided tokens from each
                     sequence's first, into depths, in place: exact where the state of every token at its depth is the
@@ -125,4 +132,4 @@ def every_token(point: OperatingPoint, decided: Ints) -> Bools:
 
 def ran_once(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """A token runs a layer on its own way up, against the keys of all positions up to its own, or never."""
-    return Ran(np.where(depth >= layer, places.position + 1, 0))
+    return Ran((depth >= layer) * places.keys)
