@@ -53,7 +53,7 @@ def entropies_of(stepper: Stepper, batch: Sequence[TokenSequence], shown_after: 
     columns = []
     for layer, states in enumerate(states_after(stepper, batch), start=1):
         logits = stepper.logits(states)
-        entropy = in_blocks(logits, fast_entropy_nats)
+        entropy = fast_entropy_nats(logits)
         require_finite(entropy, f"after layer {layer}")
         columns.append(entropy.cpu().numpy())
         if layer == shown_after:
@@ -63,13 +63,22 @@ def entropies_of(stepper: Stepper, batch: Sequence[TokenSequence], shown_after: 
 
 
 def fast_entropy_nats(logits: Tensor) -> Tensor:
-    """``entropy_nats`` of ``logits`` [n, V] in float32, to the last bit, on the condition that few hold −inf.
+    """``entropy_nats`` of ``logits`` [n, V] in float32, to the last bit, at less than half its price where none is −inf.
 
-    What 0·log 0 is has to be said only where a product came out as NaN; then all rows are read the usual way.
+    What 0·log 0 is has to be said only where a product came out as NaN; then all is read the usual way.
     """
+    entropy = -in_blocks(logits, _expected_log_p)
+    return entropy if math.isfinite(entropy.sum().item()) else in_blocks(logits, _entropy)
+
+
+def _expected_log_p(logits: Tensor) -> Tensor:
+    """Σ p log p."""
     log_p = logits.float().log_softmax(dim=-1)
-    entropy = -log_p.exp().mul_(log_p).sum(dim=-1)
-    return entropy if math.isfinite(entropy.sum().item()) else entropy_nats(logits.float())
+    return log_p.exp().mul_(log_p).sum(dim=-1)
+
+
+def _entropy(logits: Tensor) -> Tensor:
+    return entropy_nats(logits.float())  # in float32 whatever the model's, as a trace has it
 
 
 def _top1(logits: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""Calibration beside a plain forward pass over the same batches, and beside that pass with the heads it has to run.
+
+Run on request: ``pytest --run-slow -s tests/benchmarks/test_calibration.py``.
+
+A profile needs a readout after every layer: L heads where a plain forward runs one, and of a small model they are the
+larger part of the pass. That is arithmetic; what a calibration adds to it (entropies, histograms, sums) is what is held
+here. An entropy reads V logits, a head makes each of them from D products: what is added to a head falls as 1/D. By
+process time, in pairs within one process.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+
+from emad_ref.calibration.entropies import statistics_of_batch
+from emad_ref.calibration.running import Statistics
+from emad_ref.calibration.trace import TokenSequence, states_after
+from emad_ref.meters.clock import paired
+from emad_ref.models.causal import CausalStepper
+from emad_ref.models.loading import load
+from emad_ref.point import BinSpec
+from emad_ref.verdict.times import log_ratio
+from emad_ref.verdict.units import ByPair
+from pytest_emad.replayclock import CLOCK, record_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
+
+LENGTH = 128
+WIDE = "two blocks of Pythia-1.4B's shape"
+SHAPES = {  # windows a batch, pairs, least throughput
+    "emad-tiny": (16, 20, 0.75),
+    "random:pythia-410m": (2, 4, 0.9),
+    WIDE: (2, 6, 0.95),
+}
+
+
+def model_of(name):
+    if name != WIDE:
+        return load(name).model
+    blocks = {"num_hidden_layers": 2, "hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 8192}
+    return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=50304, **blocks)).eval()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
+    windows, pairs, least = SHAPES[name]
+    model = model_of(name)
+    stepper, plan = CausalStepper(model), BinSpec()
+    rng = np.random.default_rng(0)
+    rows = rng.integers(1, stepper.vocabulary, (pairs + 1, windows, LENGTH))
+    total = [Statistics.none(plan.count, stepper.layers)]
+
+    @torch.inference_mode()
+    def plain(pair):
+        model(torch.from_numpy(rows[pair, :, :-1]), use_cache=False)
+
+    @torch.inference_mode()
+    def with_heads(pair):
+        for states in states_after(stepper, [TokenSequence(row) for row in rows[pair]]):
+            stepper.logits(states)
+
+    def calibrated(pair):
+        batch = [TokenSequence(row) for row in rows[pair]]
+        total[0] += statistics_of_batch(stepper, batch, plan, None)
+
+    arms = {"plain": plain, "with heads": with_heads, "calibrated": calibrated}
+    seconds = paired(arms, pairs, np.random.default_rng(1)).process_seconds
+    mine = ByPair(seconds["calibrated"])
+    forward, heads = (log_ratio(ByPair(seconds[arm]), mine, threshold=least) for arm in ("plain", "with heads"))
+    assert total[0].tokens.sum() == (pairs + 1) * windows * (LENGTH - 1)
+    benchmark.extra_info |= {"forward / calibration": forward.value, "(forward + heads) / calibration": heads.value}
+    record_samples(benchmark, seconds["calibrated"], name)
+    print(
+        f"{name}: throughput of calibration {forward.value:.3f} of a plain forward's, "
+        f"{heads.value:.3f} [{heads.low:.3f}, {heads.high:.3f}] of a forward's with a head after every layer"
+    )
+    assert heads.value >= least
