@@ -18,18 +18,20 @@ CACHED_BYTES = 2**18  # of logits: with log-probabilities, probabilities and the
 
 
 def blocks(logits: Tensor, cached: int | None = None) -> Iterator[slice]:
-    """Slices of the rows of ``logits`` [n, V], in order: one row or more, of ``cached`` bytes for each thread.
+    """Slices of the rows of ``logits`` [n, V], in order: two rows or more, of ``cached`` bytes for each thread.
 
     ``cached``: None: ``CACHED_BYTES``.
 
-    Devices other than CPUs take all rows at once: what costs there is another kernel.
+    Never one row of several: a sum over a single row is split among threads, and so added up in another order. Devices
+    other than CPUs take all rows at once: what costs there is another kernel.
     """
-    at_once = len(logits)
+    rows, at_once = len(logits), len(logits)
     if logits.device.type == "cpu":
         held = CACHED_BYTES if cached is None else cached
-        at_once = max(1, held * torch.get_num_threads() // (logits.shape[1] * logits.element_size()))
-    for first in range(0, len(logits), at_once):
-        yield slice(first, first + at_once)
+        at_once = max(2, held * torch.get_num_threads() // (logits.shape[1] * logits.element_size()))
+    firsts = list(range(0, max(rows - 1, 1), at_once))  # a last row by itself joins the block before it
+    for first, end in zip(firsts, [*firsts[1:], rows], strict=True):
+        yield slice(first, end)
 
 
 def in_blocks(logits: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:

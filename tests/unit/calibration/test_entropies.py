@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from emad_ref.calibration.running import Statistics, statistics_of
 from emad_ref.calibration.trace import TokenSequence, trace_batch
 from emad_ref.errors import BadArgument
 from emad_ref.models.loading import Loaded, load
+from emad_ref.models.stepper import Stepper
 from emad_ref.point import BinSpec
 from emad_ref.policy.bins import frequency_buckets
 from emad_ref.readout.signals import NotFinite, entropy_nats
@@ -90,4 +92,4 @@ def test_logits_that_are_no_numbers_name_their_layer(nano: Loaded, batch: Sequen
             return logits * math.nan if self.heads == 2 else logits
 
     with pytest.raises(NotFinite, match="after layer 2"):
-        entropies_of(Broken(), batch, None)
+        entropies_of(cast(Stepper, Broken()), batch, None)

@@ -8,7 +8,7 @@ import torch
 from emad_ref.calibration.trace import readings
 from emad_ref.readout import blocks as module
 from emad_ref.readout.blocks import blocks, in_blocks
-from emad_ref.signals import LAYERWISE, Signal
+from emad_ref.signals import ENTROPY, LAYERWISE, Signal
 
 ROWS, VOCABULARY = 37, 300
 ROW_BYTES = VOCABULARY * 4
@@ -28,7 +28,25 @@ def logits() -> torch.Tensor:
 def test_blocks_cut_rows_in_order_and_none_twice(logits: torch.Tensor, cached: int) -> None:
     cut = list(blocks(logits, cached))
     assert torch.equal(torch.cat([logits[rows] for rows in cut]), logits)
-    assert all(0 < len(logits[rows]) <= max(1, cached * torch.get_num_threads() // ROW_BYTES) for rows in cut)
+    most = max(2, cached * torch.get_num_threads() // ROW_BYTES)
+    assert all(2 <= len(logits[rows]) <= most + 1 for rows in cut)
+
+
+def test_a_row_alone_is_a_block_only_where_there_is_no_other() -> None:
+    assert list(blocks(torch.zeros(1, VOCABULARY), 1)) == [slice(0, 1)]
+    assert list(blocks(torch.zeros(3, VOCABULARY), 1)) == [slice(0, 3)]
+
+
+def test_threads_that_share_a_long_row_add_it_up_as_they_do_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        long = torch.randn(5, 100_000, generator=torch.Generator().manual_seed(0))
+        whole = ENTROPY.of(long)
+        monkeypatch.setattr(module, "CACHED_BYTES", 1)
+        assert torch.equal(in_blocks(long, ENTROPY.of), whole)
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_other_devices_take_all_rows_at_once(logits: torch.Tensor) -> None:
