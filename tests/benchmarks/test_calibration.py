@@ -10,20 +10,26 @@ process time, in pairs within one process.
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 import torch
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from emad_ref.calibration.entropies import statistics_of_batch
+from emad_ref.calibration.resume import Plan, calibrate
 from emad_ref.calibration.running import Statistics
+from emad_ref.calibration.shards import SHARD, statistics_by
 from emad_ref.calibration.trace import TokenSequence, states_after
 from emad_ref.meters.clock import paired
+from emad_ref.models.again import Whence
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec
 from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
+from emad_ref.workers.address import workers_at
 from pytest_emad.replayclock import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
@@ -35,6 +41,7 @@ SHAPES = {  # windows a batch, pairs, least throughput
     "random:pythia-410m": (2, 4, 0.9),
     WIDE: (2, 6, 0.95),
 }
+UNITS, LEAST_GAIN = 4, 1.7
 
 
 def model_of(name):
@@ -78,3 +85,27 @@ def test_calibration_costs_little_beyond_its_forward_and_heads(benchmark, name):
         f"{heads.value:.3f} [{heads.low:.3f}, {heads.high:.3f}] of a forward's with a head after every layer"
     )
     assert heads.value >= least
+
+
+def test_two_workers_are_not_held_up_by_who_cuts_and_adds(benchmark):
+    """With a share s of a calibration's time in the process that hands out, two workers give 1 / (s + 1/2) at most."""
+    loaded = load("emad-tiny")
+    rows = np.random.default_rng(0).integers(1, loaded.stepper.vocabulary, (UNITS * SHARD * 16, LENGTH))
+    corpora = {"random": lambda: map(TokenSequence, rows)}
+    of = {"model": loaded.name, "fingerprint": loaded.fingerprint, "dtype": "float32", "window": LENGTH}
+    plan = Plan(**of, probes=(4, 8))
+
+    def seconds_of(parts):
+        start = time.process_time()  # of this process: workers are others
+        profile = calibrate(loaded.stepper, plan, corpora, parts=parts)
+        return profile, time.process_time() - start
+
+    alone, whole = seconds_of(None)
+    with workers_at("processes:1") as crew:
+        by_worker, left = seconds_of(statistics_by(crew, Whence.of(loaded), plan))
+    assert by_worker.to_json() == alone.to_json()
+    most = 1 / (left / whole + 1 / 2)
+    benchmark.extra_info |= {"most that two workers can gain": most}
+    record_samples(benchmark, [left], "cutting and adding")
+    print(f"{left:.2f} s of {whole:.2f} s stay behind: two workers can be {most:.2f} × as fast as one")
+    assert most >= LEAST_GAIN
