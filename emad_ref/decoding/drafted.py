@@ -147,7 +147,7 @@ class DraftingDecoder(WalkedDecoder):
         store, layer = session.store, self.drafting.layer
         frame = self.stepper.frame(position, store.cache)
         hidden = self.stepper.run(self.stepper.embed(tokens, frame), 0, layer, frame, store.cache)
-        count_blocks(store.work, 0, layer, *tokens.shape, frame.keys)
+        count_blocks(store.work, 0, layer, len(tokens), tokens.shape[1], frame.keys)
         return hidden
 
     def _verified(self, session: WalkedSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:

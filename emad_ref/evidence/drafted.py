@@ -5,8 +5,8 @@ decoder is under test. Whether what it emitted while the clock ran is the model'
 afterwards (``audit.timed``).
 
 One row at a time decides, and has all pairs of the budget, in fresh processes where others have. What decides nothing
-has ``swept.PAIRS``, in the run's own process: larger batches, and in a race of their own other lossless ways of one row:
-either half of the exit's way alone, drafts by the model's own head at the same layer (neither lens nor gate),
+has ``swept.PAIRS``, in the run's own process: larger batches, and in a race of their own other lossless ways of one
+row: either half of the exit's way alone, drafts by the model's own head at the same layer (neither lens nor gate),
 transformers' prompt lookup, and its assisted generation by the smallest bundled model that reads the same ids, where
 there is one.
 """
