@@ -5,7 +5,8 @@ Run on request: ``pytest --run-slow -s tests/benchmarks/test_calibration.py``.
 A profile needs a readout after every layer: L heads where a plain forward runs one, and of a small model they are the
 larger part of the pass. That is arithmetic; what a calibration adds to it (entropies, histograms, sums) is what is held
 here. An entropy reads V logits, a head makes each of them from D products: what is added to a head falls as 1/D. By
-process time, in pairs within one process.
+process time, in pairs within one process; a neighbour in the cache costs a small model a tenth all the same, which its
+bound leaves room for.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 LENGTH = 128
 WIDE = "two blocks of Pythia-1.4B's shape"
 SHAPES = {  # windows a batch, pairs, least throughput
-    "emad-tiny": (16, 20, 0.75),
+    "emad-tiny": (16, 20, 0.7),
     "random:pythia-410m": (2, 4, 0.9),
     WIDE: (2, 6, 0.95),
 }
