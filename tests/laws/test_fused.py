@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused
+from emad_ref.models.fused import fused, parts
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
@@ -94,7 +95,9 @@ def test_fused_steps_are_the_modules(family, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m"])
-def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype):
+def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
+    """But for GELU, which is another kernel of PyTorch's."""
+    monkeypatch.setattr(parts, "gelu", F.gelu)
     fast, slow = pair(family, dtype)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
     assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
@@ -227,8 +230,21 @@ def test_a_backend_that_is_neither_is_refused():
 
 
 @torch.inference_mode()
-def test_tables_may_be_wider_than_the_share_of_a_head_that_turns():
+@pytest.mark.parametrize("shape", [(1, 1, 512), (3, 5, 14), (2, 1, 7)])
+def test_gelu_is_gelu_and_keeps_its_shape(shape):
+    """To the last bits, of a kernel that sums in another order."""
+    states = torch.from_numpy(np.random.default_rng(0).normal(size=shape) * 3).float()
+    found = parts.gelu(states)
+    assert found.shape == states.shape
+    assert found.is_contiguous()
+    assert torch.allclose(found, F.gelu(states), rtol=0, atol=1e-6)
+    assert torch.equal(parts.gelu(states.double()), F.gelu(states.double()))
+
+
+@torch.inference_mode()
+def test_tables_may_be_wider_than_the_share_of_a_head_that_turns(monkeypatch):
     """A quarter of 14 is 3, and its table has 4 columns."""
+    monkeypatch.setattr(parts, "gelu", F.gelu)
     config = small_config("gpt_neox")
     config.hidden_size = 56
     model = small_model("gpt_neox", config=config)

@@ -2,8 +2,8 @@
 
 A turn by position computes x·cos + swap(x)·(∓sin): ``rotate_half``'s sign lies in the table, once per forward.
 Where several query heads share a key (GQA), they stand as further queries of that key's head: nothing is repeated, and
-one query takes half the time of SDPA's own way. Sums are in another order there; elsewhere the steps are the modules'
-to the bit.
+one query takes half the time of SDPA's own way. Sums are in another order there, and GELU is another kernel; elsewhere
+the steps are the modules' to the bit.
 """
 
 from __future__ import annotations
@@ -89,8 +89,19 @@ def parameters(module: nn.Module) -> dict[str, Any]:
 def activation(module: nn.Module) -> Pointwise:
     """``module`` as a function: PyTorch's own where it does nothing but call it."""
     if type(module).__name__ == "GELUActivation":
-        return F.gelu if getattr(module, "act", None) is F.gelu else module
+        return gelu if getattr(module, "act", None) is F.gelu else module
     return ACTIVATIONS.get(type(module).__name__, module)
+
+
+def gelu(states: Tensor) -> Tensor:
+    """x·Φ(x), PyTorch's own kernel wherever it runs.
+
+    Of contiguous float32 on a CPU it asks oneDNN, which makes and drops a primitive at every call: a fifth of the time
+    of a small model's token. A transposed view, of the same numbers in the same order, it computes itself.
+    """
+    if states.device.type != "cpu" or states.dtype != torch.float32 or states.shape[-1] % 2:
+        return F.gelu(states)
+    return F.gelu(states.view(-1, 2).t()).t().view(states.shape)
 
 
 ACTIVATIONS: dict[str, Pointwise] = {"SiLUActivation": F.silu, "SiLU": F.silu, "ReLU": F.relu}
