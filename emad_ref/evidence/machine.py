@@ -25,8 +25,10 @@ from emad_ref.protocol import Prompt
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
 
 
-def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
+def tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Cached single steps against one pass: the largest difference of any logit after any layer.
+
+    ``seed``: of its tokens.
 
     Raises:
         EmadError: as ``models.loading.load``; a family without a bound.
@@ -34,7 +36,7 @@ def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     stepper = loaded.stepper
     length = min(CHECKED, stepper.max_positions)
-    tokens = np.random.default_rng(0).integers(0, stepper.vocabulary, length)
+    tokens = np.random.default_rng(seed).integers(0, stepper.vocabulary, length)
     difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
@@ -44,8 +46,10 @@ def tolerances(model: str, dtype: str, device: str) -> dict[str, Any]:
     }
 
 
-def bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
+def bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
     """Seconds of a full-depth token at batch 1, and what share of the copied bandwidth its weights take.
+
+    ``seed``: of the order of arms.
 
     Raises:
         EmadError: as ``models.loading.load``.
@@ -57,7 +61,7 @@ def bandwidth(model: str, dtype: str, device: str) -> dict[str, Any]:
         "few": lambda _: _decode(decoder, prompt, 1),
         "many": lambda _: _decode(decoder, prompt, 1 + NEW),
     }
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoder.synchronize).seconds
     each = float(np.median(seconds["many"] - seconds["few"])) / NEW
     geometry = loaded.geometry

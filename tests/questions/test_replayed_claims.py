@@ -109,7 +109,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
     factors = {"full": 1.0, "eager backfill": 2.0, "deferred fill": 2.0, "state copying": 0.5, "monotone": 0.6}
 
     class Known:
-        def __init__(self, points: Any):
+        def __init__(self, points: Any, *divided: Any):
             self.point = points.traces.profile.point(0.0)
 
         def against_full(self, points: Any) -> Any:
