@@ -28,6 +28,7 @@ from emad_ref.record import Floats, Ints
 
 LEAVING = ("monotone", "positional")
 DEFERRING = ("free_deferred", "chunked")
+FILLING = ("free_eager", "copying", "translated")
 READ = ("full", "linear")  # estimators whose readings are costed
 UNLIKELY = 1e-9  # share of passes that a tail of still longer ones may hold
 
@@ -217,6 +218,9 @@ def _require_point(costs: Costs, point: OperatingPoint, depth_shares: Floats) ->
     if depth_shares[point.ceiling :].any():
         deepest = int(np.flatnonzero(depth_shares)[-1]) + 1
         raise BadArgument("depth_shares", deepest, f"no depth above the ceiling {point.ceiling}")
+    if point.schedule not in (*LEAVING, *DEFERRING, *FILLING):
+        known = ", ".join((*LEAVING, *DEFERRING, *FILLING))
+        raise BadArgument("point.schedule", point.schedule, f"one whose work is priced here ({known})")
     if point.probes and (point.estimator.kind not in READ or point.confidence is not None):
         found = "a confidence" if point.confidence is not None else point.estimator.name
         raise BadArgument("point.estimator", found, f"one whose cost is measured ({', '.join(READ)})")

@@ -21,7 +21,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.record import DECODE, Floats, Ints, Record
 from emad_ref.verdict.units import ByDocument, DocumentOf
 
-DIGITS = 7  # in a file: signals are float32
+DIGITS = 7  # that count, in a file: signals are float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class Signs:
     def to_json(self) -> dict[str, Any]:
         """Built-in types, for a file; None where no token came so far."""
         rows = [
-            [None if math.isnan(value) else round(value, DIGITS) for value in row]
+            [None if math.isnan(value) else float(f"{value:.{DIGITS}g}") for value in row]
             for row in self.values.values.tolist()
         ]
         return {"names": list(self.names), "values": rows, "text": self.text}

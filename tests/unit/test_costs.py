@@ -161,6 +161,13 @@ def test_copies_pay_for_one_pass_through_all_layers():
     assert seconds_per_token_drafting(COSTS, way, rounds) == pytest.approx((0.25 * none + 0.75 * two) / 2.5)
 
 
+def scheduled(name):
+    """A point of a schedule that has no price: no constructor would give it."""
+    made = point()
+    object.__setattr__(made, "schedule", name)
+    return made
+
+
 @pytest.mark.parametrize(
     ("asked", "named"),
     [
@@ -169,6 +176,7 @@ def test_copies_pay_for_one_pass_through_all_layers():
         (lambda: seconds_per_token(COSTS, point(), np.ones(4)), "depth_shares"),
         (lambda: seconds_per_token(COSTS, replace(full_depth(4), ceiling=3), np.ones(4) / 4), "depth_shares"),
         (lambda: seconds_per_token(COSTS, point(estimator=Estimator("topk", k=4)), np.ones(4) / 4), "point.estimator"),
+        (lambda: seconds_per_token(COSTS, scheduled("of tomorrow"), np.ones(4) / 4), "point.schedule"),
         (lambda: Rounds(np.array([0.5, 0.4]), 1.0), "rounds.drafts"),
         (lambda: Rounds(np.array([0.5, 0.5]), 2.5), "rounds.tokens"),
         (lambda: Rounds(np.array([0.5, 0.5]), 1.0, np.array([0.0, 0.5])), "rounds.drafts and rounds.copies"),
