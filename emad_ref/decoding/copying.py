@@ -26,11 +26,13 @@ class Copies:
 
         ``tokens`` go on from those of the last call.
         """
+        if most < 1:
+            return []
         for end in range(self._read, len(tokens)):  # only runs that something follows
             self._after[tuple(tokens[end - MATCHED : end])] = end
         self._read = max(MATCHED, len(tokens))
         start = self._after.get(tuple(tokens[-MATCHED:]))
-        if start is None or most < 1:
+        if start is None:
             return []
         period = len(tokens) - start
         return [tokens[start + at % period] for at in range(most)]

@@ -77,8 +77,8 @@ class DraftingDecoder(WalkedDecoder):
         starts, drafting = [row.held for row in rows], self.drafting
         copies = [row.copies(drafting.copied) for row in rows]
         widths = [0 if copied else row.room(drafting.longest) for row, copied in zip(rows, copies, strict=True)]
-        run = self._drafts if any(widths) else self._copied
-        states, fed, drafts, gates = run(rows, session, starts, widths, copies)
+        run = self._drafts(rows, session, widths, copies) if any(widths) else self._copied(rows, session, copies)
+        states, fed, drafts, gates = run
         chunk = torch.cat(states, dim=1) if len(states) > 1 else states[0]
         verified = self._verified(session, chunk, starts)
         for i, (row, tokens, width, own) in enumerate(zip(rows, fed, drafts, verified, strict=True)):
@@ -90,32 +90,20 @@ class DraftingDecoder(WalkedDecoder):
         if any(row.held < start + chunk.shape[1] for row, start in zip(rows, starts, strict=True)):
             session.store.cache.truncate(np.array([row.held for row in rows]))
 
-    def _copied(
-        self,
-        rows: Sequence[_Row],
-        session: WalkedSession,
-        starts: Sequence[int],
-        widths: Sequence[int],
-        copies: Sequence[list[int]],
-    ) -> _Run:
+    def _copied(self, rows: Sequence[_Row], session: WalkedSession, copies: Sequence[list[int]]) -> _Run:
         """Nothing is read after layer e: what is copied goes there in one chunk, shorter rows with their last token."""
         most = max(map(len, copies))
         fed = [_filled([row.last, *copied], most + 1) for row, copied in zip(rows, copies, strict=True)]
         tokens = torch.tensor(fed, device=self.stepper.device)
-        states = self._shallow(session, tokens, np.array(starts)[:, None] + np.arange(most + 1))
+        states = self._shallow(session, tokens, _next_of(rows) + np.arange(most + 1))
         return _Run([states], fed, [len(copied) for copied in copies], [])
 
     def _drafts(
-        self,
-        rows: Sequence[_Row],
-        session: WalkedSession,
-        starts: Sequence[int],
-        widths: Sequence[int],
-        copies: Sequence[list[int]],
+        self, rows: Sequence[_Row], session: WalkedSession, widths: Sequence[int], copies: Sequence[list[int]]
     ) -> _Run:
         """Token by token: of rows of some width what is read after layer e, of others the next of their copies."""
         device, layer, work = self.stepper.device, self.drafting.layer, session.store.work
-        position, going = np.array(starts)[:, None], [width > 0 for width in widths]
+        position, going = _next_of(rows), [width > 0 for width in widths]
         drafts, most = [len(copied) for copied in copies], max(map(len, copies))
         token = torch.tensor([[row.last] for row in rows], device=device)
         fed, states, gates = [token], [], []
@@ -198,7 +186,7 @@ class _Row:
 
     def copies(self, most: int) -> list[int]:
         """What may be copied, up to ``most`` tokens."""
-        return self.seen.of(self.tokens, self.room(most)) if most else []
+        return self.seen.of(self.tokens, self.room(most))
 
     def take(self, tokens: Sequence[int]) -> None:
         """Emit ``tokens``, up to the first that ends the row."""
@@ -214,6 +202,11 @@ def _rows_of(prompts: Sequence[Prompt], max_new: int, stop: frozenset[int]) -> l
     return [
         _Row(number, prompt.tokens.tolist(), len(prompt.tokens), max_new, stop) for number, prompt in enumerate(prompts)
     ]
+
+
+def _next_of(rows: Sequence[_Row]) -> Ints:
+    """int64 [rows, 1] position of the token that each feeds next."""
+    return np.array([row.held for row in rows])[:, None]
 
 
 def _going(rows: Sequence[_Row], session: WalkedSession) -> list[_Row]:

@@ -57,8 +57,7 @@ class Drafted:
         racing, alone = partial(race, self._way), min(self._subject.budget.batch_sizes)
         watch, few = self._stopwatch, min(PAIRS, self._subject.budget.pairs)
         return watch.races(racing, sizes=(alone,)) | {
-            rows: racing(self._subject, watch, rows, watch.drawn(rows, watch.looked_at(rows, few), few))
-            for rows in self._larger(alone)
+            rows: racing(self._subject, watch, rows, watch.drawn(rows, few)) for rows in self._larger(alone)
         }
 
     def _larger(self, alone: int) -> list[int]:
@@ -75,7 +74,7 @@ class Drafted:
             ways[ASSISTED] = by_assistant(loaded, assistant)
         alone = {name: _alone(way, new) for name, way in ways.items()}
         clocked = WalkedDecoder(self._subject.stepper, self._subject.full)
-        return watch.clocked(alone, watch.drawn(1, watch.looked_at(1, few), few), clocked)
+        return watch.clocked(alone, watch.drawn(1, few), clocked)
 
     @property
     def _way(self) -> Drafting:

@@ -92,7 +92,7 @@ class Fresh:
             for each in points:
                 with subject.open(each, max_rows=rows):
                     pass  # what is declined is declined here, by name
-        whole = {rows: stopwatch.drawn(rows, stopwatch.looked_at(rows)) for rows in sizes}
+        whole = {rows: stopwatch.drawn(rows) for rows in sizes}
         dealt = np.array_split(np.arange(subject.budget.pairs), subject.budget.processes)
         attached = attached_to(subject.stepper)
         parts: list[dict[int, Requests]] = []

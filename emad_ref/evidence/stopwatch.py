@@ -155,7 +155,7 @@ class Stopwatch:
         sizes = sizes or self._subject.budget.batch_sizes
         if self._divide is not None:
             return self._divide(self, racing, points, sizes)
-        drawn = {rows: self.drawn(rows, self.looked_at(rows)) for rows in sizes}
+        drawn = {rows: self.drawn(rows) for rows in sizes}
         return {rows: racing(self._subject, self, rows, each) for rows, each in drawn.items()}
 
     @cached_property
@@ -198,7 +198,7 @@ class Stopwatch:
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, **points}, rows)
             arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
-            return self.requests(arms, rows, range(self._subject.budget.pairs), decoders[FULL])
+            return self.clocked(arms, self.drawn(rows, audited=range(self._subject.budget.pairs)), decoders[FULL])
 
     def race(self, point: OperatingPoint, rows: int, drawn: Drawn) -> Requests:
         """Full depth, ``point`` and the baselines on what is drawn of so many rows, in this process."""
@@ -218,35 +218,24 @@ class Stopwatch:
             arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
         return arms
 
-    def looked_at(self, rows: int, pairs: int | None = None) -> list[int]:
-        """Of ``pairs`` of so many rows, the budget's by default, those looked at after the clock: a random few."""
-        pairs = pairs or self._subject.budget.pairs
+    def _looked_at(self, rows: int, pairs: int) -> list[int]:
+        """Of ``pairs`` of so many rows those looked at after the clock: a random few."""
         most = min(pairs, max(1, AUDITED_ROWS // rows))
         return sorted(np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False).tolist())
 
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:
         return {name: stack.enter_context(self._subject.open(point, max_rows=rows)) for name, point in points.items()}
 
-    def requests(
-        self,
-        arms: Mapping[str, Callable[[list[Prompt]], Done]],
-        rows: int,
-        audited: Collection[int],
-        clocked: Decoder,
-        pairs: int | None = None,
-    ) -> Requests:
-        """Every arm on the same fresh prompts, ``rows`` of them a pair; ``clocked`` waits for its device.
+    def drawn(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> Drawn:
+        """Fresh prompts for every pair and the warm-up, as the seed has them.
 
-        ``audited``: pairs of which all is kept that the arms made of them. ``pairs``: the budget's by default.
+        ``pairs``: the budget's by default. ``audited``: those of which all is kept; a random few by default.
         """
-        return self.clocked(arms, self.drawn(rows, audited, pairs), clocked)
-
-    def drawn(self, rows: int, audited: Collection[int], pairs: int | None = None) -> Drawn:
-        """Fresh prompts for every pair and the warm-up, as the seed has them; ``pairs``: the budget's by default."""
         length, pairs = self.request_shape[0], pairs or self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
-        return Drawn(batches, audited, (self._subject.seed,))
+        looked_at = self._looked_at(rows, pairs) if audited is None else audited
+        return Drawn(batches, looked_at, (self._subject.seed,))
 
     def clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
         """Every arm on what is ``drawn``, in this process."""

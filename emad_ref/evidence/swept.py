@@ -38,10 +38,7 @@ class Swept:
         """Batch size → the arms of ``Stopwatch.timed``, from ``PAIRS`` pairs."""
         if point not in self._timed:
             watch = self._stopwatch
-            self._timed[point] = {
-                rows: watch.race(point, rows, watch.drawn(rows, watch.looked_at(rows, PAIRS), PAIRS))
-                for rows in self._batches
-            }
+            self._timed[point] = {rows: watch.race(point, rows, watch.drawn(rows, PAIRS)) for rows in self._batches}
         return self._timed[point]
 
     def checked(self, point: OperatingPoint, rows: int) -> Finding:
