@@ -25,7 +25,9 @@ def checkout(folder: Path) -> Path:
     """``folder`` with what a reader's checkout has: suites, goldens, examples, and ``.venv`` with this interpreter."""
     for name in NEEDED:
         source = ROOT / name
-        if source.is_dir():
+        if name == "suites":  # nothing writes there, and a copy would not be known as the project's own
+            (folder / name).symlink_to(source)
+        elif source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy2(source, folder / name)
