@@ -87,6 +87,9 @@ class CausalStepper:
             (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
+        # one object for each, so that a walk sees by identity where it changes
+        one_of = {station: station for _, station in self._blocks}
+        self._blocks = [(block, one_of[station]) for block, station in self._blocks]
         # a step for each block that has one; without it a block keeps its own forward
         self._steps = [fused(block, self.kernel) if backend == FAST else None for block, _ in self._blocks]
         self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
@@ -159,12 +162,15 @@ class CausalStepper:
             cache.require(first, last, frame)
         prepared: Prepared = frame.prepared
         prepared.meet(cache)
+        here: Station | None = None
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
-            hidden = to_device(hidden, station.device)
+            if station is not here:  # looked up where it changes: in a small model every call counts
+                here, hidden, given = station, to_device(hidden, station.device), None
             if step is None or cache is None:
                 hidden = block(hidden, **prepared.arguments(station))
             else:
-                hidden = step(hidden, prepared.given(station))
+                given = given or prepared.given(station)
+                hidden = step(hidden, given)
         return to_device(hidden, self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:

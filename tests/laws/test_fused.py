@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 
 import numpy as np
@@ -15,8 +16,8 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused, parts
-from emad_ref.point import OperatingPoint
+from emad_ref.models.fused import fused, neox, opt, parts
+from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
 
@@ -96,8 +97,10 @@ def test_fused_steps_are_the_modules(family, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m"])
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
-    """But for GELU, which is another kernel of PyTorch's."""
+    """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
     monkeypatch.setattr(parts, "gelu", F.gelu)
+    for steps in (neox, opt):
+        monkeypatch.setattr(steps, "alone", lambda hidden: hidden)
     fast, slow = pair(family, dtype)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
     assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
@@ -227,6 +230,35 @@ def test_a_parameter_put_in_anothers_place_counts():
 def test_a_backend_that_is_neither_is_refused():
     with pytest.raises(BadArgument, match="fast, walked"):
         CausalStepper(small_model("llama"), backend="compiled")
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama", "opt", "qwen3"])
+def test_a_token_alone_under_autograd_is_the_modules_too(family):
+    """As a vector it is written in place, which gradients would not survive."""
+    fast, slow = pair(family, "float32")
+    tokens = torch.arange(1, 9)[None]
+    gradients = []
+    for stepper in (fast, slow):
+        cache = stepper.new_cache(1)
+        with torch.no_grad():
+            forward(stepper, cache, tokens[:, :7], (0,))
+        frame = stepper.frame(np.array([[7]]), cache)
+        hidden = stepper.embed(tokens[:, 7:], frame).detach().requires_grad_()
+        stepper.run(hidden, 0, stepper.layers, frame, cache).square().sum().backward()
+        gradients.append(hidden.grad)
+    assert gradients[0].abs().max() > 0
+    assert torch.allclose(*gradients, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_sessions_on_two_threads_share_nothing_that_a_token_writes(family):
+    decoder = WalkedDecoder(pair(family, "float32")[0], full_depth(LAYERS))
+    prompts = [[Prompt(np.arange(first, first + 5))] for first in (1, 9)]
+    alone = [decoder.generate(each, 60).emitted for each in prompts]
+    with ThreadPoolExecutor(2) as pool:
+        beside = list(pool.map(lambda each: decoder.generate(each, 60).emitted, prompts * 4))
+    for found, wanted in zip(beside, alone * 4, strict=True):
+        assert found[0].tolist() == wanted[0].tolist()
 
 
 @torch.inference_mode()

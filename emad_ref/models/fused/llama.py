@@ -16,9 +16,20 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, attended, parameters, turn
+from emad_ref.models.fused.parts import (
+    Given,
+    Packed,
+    Pointwise,
+    Step,
+    Turns,
+    activation,
+    alone,
+    attended,
+    linear,
+    parameters,
+    turn,
+)
 
 
 class Names(NamedTuple):
@@ -43,35 +54,55 @@ def llama(names: Names, block: Any) -> Step:
     gate, up, down = (parameters(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
     whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
 
-    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None) -> Tensor:
-        projected = F.linear(states, own["weight"], own["bias"])
+    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None, tokens: torch.Size) -> Tensor:
+        projected = linear(states, own)
         if norm is not None and whole:
             projected = norm(projected)
-        split = projected.view(*states.shape[:2], -1, head)
+        split = projected.view(*tokens, -1, head)
         return norm(split) if norm is not None and not whole else split
 
     def step(hidden: Tensor, given: Given) -> Tensor:
-        normed = hidden if first is None else first(hidden)
-        query, key = heads(normed, query_of, query_norm), heads(normed, key_of, key_norm)
-        value = heads(normed, value_of, None).transpose(1, 2)
-        if turns:
-            assert given.turns is not None
-            both = turn(torch.cat((query, key), dim=2).unsqueeze(3), given.turns).squeeze(3)
-            query, key = both.split((query.shape[2], key.shape[2]), dim=2)
-        keys, values = given.writer.update(key.transpose(1, 2), value, index)
-        seen = attended(query.transpose(1, 2), keys, values, given, scale)
-        change = F.linear(seen, out["weight"], out["bias"])
-        base = _joined(hidden, change if after_first is None else after_first(change), factor)
+        states = alone(hidden)
+        normed = states if first is None else first(states)
+        if states.dim() == 1 and query_norm is None:
+            packed = given.packed((query_of["weight"].shape[0], key_of["weight"].shape[0], head), _packed)
+            for own, written in zip((query_of, key_of, value_of), packed.written, strict=True):
+                linear(normed, own, written)
+            query, key, value = packed.query, packed.key, packed.value
+            if turns:
+                assert given.turns is not None
+                turn(packed.turned, given.turns)
+        else:
+            tokens = hidden.shape[:2]
+            query, key = heads(normed, query_of, query_norm, tokens), heads(normed, key_of, key_norm, tokens)
+            value = heads(normed, value_of, None, tokens).transpose(1, 2)
+            if turns:
+                assert given.turns is not None
+                both = turn(torch.cat((query, key), dim=2).unsqueeze(3), given.turns).squeeze(3)
+                query, key = both.split((query.shape[2], key.shape[2]), dim=2)
+            query, key = query.transpose(1, 2), key.transpose(1, 2)
+        keys, values = given.writer.update(key, value, index)
+        seen = attended(query, keys, values, given, scale)
+        change = linear(seen.view(*states.shape[:-1], -1), out)
+        base = _joined(states, change if after_first is None else after_first(change), factor)
         normed = base if second is None else second(base)
-        opened = act(F.linear(normed, gate["weight"], gate["bias"])) * F.linear(normed, up["weight"], up["bias"])
-        change = F.linear(opened, down["weight"], down["bias"])
-        return _joined(base, change if after_second is None else after_second(change), factor)
+        change = linear(act(linear(normed, gate)) * linear(normed, up), down)
+        changed = _joined(base, change if after_second is None else after_second(change), factor)
+        return changed.view(hidden.shape)
 
     return step
 
 
+def _packed(_turns: Turns | None, queries: int, keys: int, head: int) -> Packed:
+    """For one token: all heads of the queries, of the keys, of the values."""
+    whole = torch.empty(queries + 2 * keys, dtype=torch.float32, device="cpu")
+    written = whole.split((queries, keys, keys))
+    query, key, value = (each.view(1, -1, 1, head) for each in written)
+    return Packed(tuple(written), whole[: queries + keys].view(1, 1, -1, 1, head), query, key, value)
+
+
 def _joined(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:
-    return hidden + change if factor is None else hidden + change * factor
+    return change.add_(hidden) if factor is None else hidden + change * factor
 
 
 def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> Pointwise | None:
@@ -80,25 +111,38 @@ def _norm_of(owner: Any, norm: Callable[[Any], Pointwise], name: str | None) -> 
 
 def rounded_first(module: Any) -> Pointwise:
     """Llama's RMSNorm: the float32 quotient is rounded to the model's dtype before it meets the weight."""
-    width, eps, own = _width(module), module.variance_epsilon, parameters(module)
-    return lambda states: own["weight"] * _quotient(states, width, eps).to(states.dtype)
+    quotient, own = _quotient(module, module.variance_epsilon), parameters(module)
+    return lambda states: own["weight"] * quotient(states).to(states.dtype)
 
 
 def rounded_last(module: Any) -> Pointwise:
     """OLMo2's RMSNorm: weight and quotient meet before the product is rounded."""
-    width, eps, own = _width(module), module.variance_epsilon, parameters(module)
-    return lambda states: (own["weight"] * _quotient(states, width, eps)).to(states.dtype)
+    quotient, own = _quotient(module, module.variance_epsilon), parameters(module)
+    return lambda states: (own["weight"] * quotient(states)).to(states.dtype)
 
 
 def one_more(module: Any) -> Pointwise:
     """Gemma's RMSNorm: the weight counts from one, in float32."""
-    width, eps, own = _width(module), module.eps, parameters(module)
-    return lambda states: (_quotient(states, width, eps) * (1.0 + own["weight"].float())).to(states.dtype)
+    quotient, own = _quotient(module, module.eps), parameters(module)
+    return lambda states: (quotient(states) * (1.0 + own["weight"].float())).to(states.dtype)
 
 
-def _quotient(states: Tensor, width: tuple[int, ...], eps: float) -> Tensor:
-    """x / √(mean x² + ε) in float32; the weight stays outside, for inside it is multiplied in another order."""
-    return torch.rms_norm(states.float(), width, None, eps)
+def _quotient(module: Any, eps: float) -> Pointwise:
+    """x / √(mean x² + ε) in float32; the weight stays outside, for inside it is multiplied in another order.
+
+    Of a token alone (``parts.alone``), mean and ε are one product: PyTorch's own norm is seven operations on a CPU,
+    twice the time. Its sum is in another order.
+    """
+    width = _width(module)
+    with torch.inference_mode(False):  # steps may be made where no gradient is, and run where one is
+        added = torch.full((1,), eps)
+
+    def quotient(states: Tensor) -> Tensor:
+        if states.dim() > 1:
+            return torch.rms_norm(states.float(), width, None, eps)
+        return states * torch.addmv(added, states[None], states, alpha=1 / width[0]).rsqrt_()
+
+    return quotient
 
 
 def _width(module: nn.Module) -> tuple[int, ...]:

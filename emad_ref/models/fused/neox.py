@@ -7,9 +7,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from emad_ref.models.fused.parts import Given, Step, activation, attended, parameters, turn
+from emad_ref.models.fused.parts import (
+    Given,
+    Packed,
+    Step,
+    Turns,
+    activation,
+    alone,
+    attended,
+    linear,
+    parameters,
+    turn,
+)
 
 
 def gpt_neox(block: Any) -> Step:
@@ -25,21 +35,40 @@ def gpt_neox(block: Any) -> Step:
 
     def step(hidden: Tensor, given: Given) -> Tensor:
         rows, queries, _width = hidden.shape
-        normed = torch.layer_norm(hidden, width, norm["weight"], norm["bias"], first_eps)
-        # each head's output is [query | key | value], so this view costs nothing
-        mixed = F.linear(normed, mix["weight"], mix["bias"]).view(rows, queries, -1, 3, head)
+        states = alone(hidden)
+        normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
         assert given.turns is not None
-        # as wide as the tables are: of an odd share of a head they are wider than the config says
-        turn(mixed[..., :2, : given.turns[0].shape[-1]], given.turns)
-        query, key, value = mixed.transpose(1, 2).unbind(3)
+        if states.dim() == 1:
+            packed = given.packed((normed.shape[0] // head, head), _packed)
+            linear(normed, mix, packed.written[0])
+            turn(packed.turned, given.turns)
+            query, key, value = packed.query, packed.key, packed.value
+        else:
+            # each head's output is [query | key | value], so this view costs nothing
+            mixed = linear(normed, mix).view(rows, queries, -1, 3, head)
+            turn(_turned(mixed, given.turns), given.turns)
+            query, key, value = mixed.transpose(1, 2).unbind(3)
         keys, values = given.writer.update(key, value, index)
-        change = F.linear(attended(query, keys, values, given, scale), out["weight"], out["bias"])
-        base = hidden if parallel else change + hidden
+        change = linear(attended(query, keys, values, given, scale).view(states.shape), out)
+        base = states if parallel else change + states
         normed = torch.layer_norm(base, width, inner_norm["weight"], inner_norm["bias"], second_eps)
-        inner = F.linear(act(F.linear(normed, up["weight"], up["bias"])), down["weight"], down["bias"])
-        return inner + change + hidden if parallel else inner + base
+        inner = linear(act(linear(normed, up)), down)
+        changed = inner.add_(change).add_(states) if parallel else inner.add_(base)
+        return changed.view(hidden.shape)
 
     return step
+
+
+def _packed(turns: Turns, heads: int, head: int) -> Packed:
+    """For one token."""
+    whole = torch.empty(heads * 3 * head, dtype=torch.float32, device="cpu")
+    mixed = whole.view(1, 1, heads, 3, head)
+    return Packed((whole,), _turned(mixed, turns), *mixed.transpose(1, 2).unbind(3))
+
+
+def _turned(mixed: Tensor, turns: Turns) -> Tensor:
+    """What turns of queries and keys: as wide as the tables are, which the config may say narrower."""
+    return mixed.narrow(3, 0, 2).narrow(4, 0, turns[0].shape[-1])
 
 
 MAKERS: dict[str, Callable[[Any], Step | None]] = {"GPTNeoXLayer": gpt_neox}

@@ -7,9 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, attended, parameters
+from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, alone, attended, linear, parameters
 
 
 def opt(block: Any) -> Step:
@@ -23,19 +22,18 @@ def opt(block: Any) -> Step:
 
     def step(hidden: Tensor, given: Given) -> Tensor:
         rows, queries, _width = hidden.shape
-        normed = first(hidden) if before else hidden
-        query = F.linear(normed, query_of["weight"], query_of["bias"]) * scale
-        key = F.linear(normed, key_of["weight"], key_of["bias"])
-        value = F.linear(normed, value_of["weight"], value_of["bias"])
-        query, key, value = (states.view(rows, queries, -1, head).transpose(1, 2) for states in (query, key, value))
+        states = alone(hidden)
+        normed = first(states) if before else states
+        query, key, value = linear(normed, query_of) * scale, linear(normed, key_of), linear(normed, value_of)
+        query, key, value = (each.view(rows, queries, -1, head).transpose(1, 2) for each in (query, key, value))
         keys, values = given.writer.update(key, value, index)
-        seen = attended(query, keys, values, given, 1.0)
-        base = hidden + F.linear(seen, out["weight"], out["bias"])
+        seen = attended(query, keys, values, given, 1.0).view(states.shape)
+        base = states + linear(seen, out)
         if not before:
             base = first(base)
-        inner = act(F.linear(second(base) if before else base, up["weight"], up["bias"]))
-        changed = base + F.linear(inner, down["weight"], down["bias"])
-        return changed if before else second(changed)
+        inner = act(linear(second(base) if before else base, up))
+        changed = base + linear(inner, down)
+        return (changed if before else second(changed)).view(hidden.shape)
 
     return step
 

@@ -1,15 +1,18 @@
 """What fused steps are made of: what a forward gives them, rotary turns, attention over the cache, norms, activations.
 
+One token alone in float32 on a CPU goes through a block as a vector: a matrix times a vector reads the weights a few
+per cent faster than a matrix product with one row does, and its queries, keys and values are told apart once a forward.
+
 A turn by position computes x·cos + swap(x)·(∓sin): ``rotate_half``'s sign lies in the table, once per forward.
 Where several query heads share a key (GQA), they stand as further queries of that key's head: nothing is repeated, and
 one query takes half the time of SDPA's own way. Sums are in another order there, and GELU is another kernel; elsewhere
-the steps are the modules' to the bit.
+the steps are the modules' to the bit, where a token does not go alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +24,20 @@ Pointwise = Callable[[Tensor], Tensor]
 Turns = tuple[Tensor, Tensor]
 
 
+class Packed(NamedTuple):
+    """Queries, keys and values of a token alone, side by side in one vector, and the views of it that a step takes.
+
+    ``written``: where its projections go, in order. ``turned`` [1, 1, heads, k, d]: what is turned by position.
+    ``query`` [1, heads, 1, head_dim]; ``key``, ``value`` [1, kv_heads, 1, head_dim].
+    """
+
+    written: tuple[Tensor, ...]
+    turned: Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
+
+
 class Given:
     """What one forward gives the fused steps of one station.
 
@@ -29,11 +46,21 @@ class Given:
     None where positions are embedded.
     """
 
-    __slots__ = ("_stacked", "causal", "mask", "turns", "writer")
+    __slots__ = ("_packed", "_stacked", "causal", "mask", "turns", "writer")
 
     def __init__(self, writer: Writer, mask: Tensor | None, turns: Turns | None, several: bool):
         self.writer, self.mask, self.turns, self.causal = writer, mask, turns, several and mask is None
         self._stacked: dict[int, Tensor] = {}
+        self._packed: dict[tuple[int, ...], Packed] = {}
+
+    def packed(self, sizes: tuple[int, ...], made: Callable[..., Packed]) -> Packed:
+        """``made(turns, *sizes)``, made at the forward's first block of these sizes and used by all of them.
+
+        The cache copies what is written to it, so that the next block may overwrite what this one has left.
+        """
+        if sizes not in self._packed:
+            self._packed[sizes] = made(self.turns, *sizes)
+        return self._packed[sizes]
 
     def stacked(self, groups: int) -> Tensor | None:
         """The mask of ``groups`` query heads that stand as queries of one: [rows or 1, 1, groups · n, keys]."""
@@ -81,6 +108,21 @@ def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: f
     return seen.transpose(1, 2).reshape(rows, queries, heads * width)
 
 
+def alone(hidden: Tensor) -> Tensor:
+    """``hidden`` [1, 1, D] as a vector [D] where that gains time; else, and under autograd, [rows, n, D] as it is."""
+    one = hidden.shape[0] * hidden.shape[1] == 1 and hidden.dtype == torch.float32 and hidden.is_cpu
+    return hidden.view(-1) if one and not torch.is_grad_enabled() else hidden
+
+
+def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
+    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out``: of a vector."""
+    if states.dim() > 1:
+        return F.linear(states, own["weight"], own["bias"])
+    if own["bias"] is None:
+        return torch.mv(own["weight"], states, out=out)
+    return torch.addmv(own["bias"], own["weight"], states, out=out)
+
+
 def parameters(module: nn.Module) -> dict[str, Any]:
     """The module's own table of parameters: read at every call, so that a parameter put in another's place counts."""
     return module._parameters
@@ -101,7 +143,15 @@ def gelu(states: Tensor) -> Tensor:
     """
     if states.device.type != "cpu" or states.dtype != torch.float32 or states.shape[-1] % 2:
         return F.gelu(states)
-    return F.gelu(states.view(-1, 2).t()).t().view(states.shape)
+    if not states.is_contiguous():  # oneDNN is not asked, and the strides below would be others
+        return F.gelu(states)
+    transposed = states.as_strided((2, states.numel() // 2), (1, 2))
+    return F.gelu(transposed).as_strided(states.shape, states.stride())
 
 
-ACTIVATIONS: dict[str, Pointwise] = {"SiLUActivation": F.silu, "SiLU": F.silu, "ReLU": F.relu}
+# not those of ``nn.functional``, which ask first whether another library's tensors are at hand
+ACTIVATIONS: dict[str, Pointwise] = {
+    "SiLUActivation": torch._C._nn.silu,
+    "SiLU": torch._C._nn.silu,
+    "ReLU": torch.relu,
+}
