@@ -29,10 +29,13 @@ class Station(NamedTuple):
 
 
 class Prepared:
-    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given."""
+    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given.
 
-    def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
-        self._stepper, self._frame, self.cached = stepper, frame, cached
+    ``cached``: whether it was made for a cache. ``ragged``: whether its rows may be padded, as prompts are.
+    """
+
+    def __init__(self, stepper: CausalStepper, cached: bool, ragged: bool, frame: Frame):
+        self._stepper, self._frame, self.cached, self.ragged = stepper, frame, cached, ragged
         self._writer: Writer | None = None
         self._arguments: dict[Station, dict[str, Any]] = {}
         self._given: dict[Station, Given] = {}

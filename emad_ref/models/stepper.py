@@ -35,8 +35,9 @@ class Frame:
     """The rows and positions of one forward, and what its blocks take, computed once. Made by ``Stepper.frame``.
 
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
-    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys every
-    query is executed against, padding and masked ones included.
+    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys that
+    lie up to its last position. ``executed``: keys every query was executed against when the frame was last run,
+    padding and masked ones included: ``keys``, or more where a replayed graph fixes how many (``models.graphs``).
     ``prepared``: what ``prepare`` makes of the frame; only the stepper that made it knows what that is.
     """
 
@@ -51,7 +52,7 @@ class Frame:
         self.rows, self.starts, self.lengths, self.queries = rows, starts, lengths, queries
         self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
-        self.keys = max(starts) + queries
+        self.keys = self.executed = max(starts) + queries
         self._slots: dict[torch.device, Tensor] = {}
         self._taken: dict[tuple[int, ...], Frame] = {}
         self._prepare = prepare
