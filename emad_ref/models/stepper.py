@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -84,13 +85,19 @@ class Frame:
 
 
 class Writer:
-    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over."""
+    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over.
+
+    It does not keep its frame alive, which whoever runs it does: frames hold what is prepared for them, and in a circle
+    K/V would wait for the garbage collector.
+    """
 
     def __init__(self, cache: Cache, frame: Frame):
-        self.cache, self._layers, self._frame = cache, cache.layers, frame
+        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self._layers[layer_idx].write(keys, values, self._frame)
+        frame = self._frame()
+        assert frame is not None, "a frame that is run is held by its caller"
+        return self._layers[layer_idx].write(keys, values, frame)
 
 
 class Stepper(Protocol):

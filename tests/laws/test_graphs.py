@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
 
@@ -22,6 +23,7 @@ from emad_ref.models.causal import CausalStepper
 from emad_ref.models.executed import Executed
 from emad_ref.models.graphs import NothingCaptured, arena
 from emad_ref.models.graphs.arena import bucket
+from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.graphs import TapeEngine, capturing
@@ -40,6 +42,15 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[TapeEngine]:
     """From here on steps are captured, over buckets that small texts outgrow; the engines, as steppers make them."""
     monkeypatch.setattr(arena, "LEAST", 8)
     return capturing(monkeypatch)
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """What is not needed any more goes at once, or not at all."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
 
 
 def pair(family: str = "llama") -> tuple[CausalStepper, CausalStepper]:
@@ -191,8 +202,10 @@ def test_rollback_commit_chunks_and_rows_that_leave(family, engines):
     assert engines[0].captures > 3
 
 
-def test_sessions_side_by_side_have_buffers_of_their_own(engines):
+def test_sessions_side_by_side_have_buffers_of_their_own(engines, uncollected):
     steppers = pair()
+    Both(steppers).do("close")  # buffers wait that only one of the two can have
+    assert len(steppers[0]._graphs.shelf._idle) > 1
     one, other, fed = Both(steppers), Both(steppers), drawn(20)
     for at in range(6):
         one.feed(fed[:, [at]])
@@ -201,8 +214,8 @@ def test_sessions_side_by_side_have_buffers_of_their_own(engines):
         both.entries_are_the_same(3)
 
 
-def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engines):
-    """Not even NaN, which a mask would not hide: 0 × NaN is NaN."""
+def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engines, uncollected):
+    """Not even NaN, which a mask would not hide: 0 × NaN is NaN. Buffers do not wait for the garbage collector."""
     steppers = pair()
     fed, captures = drawn(12), []
     for close in (True, False, True):
@@ -213,12 +226,30 @@ def test_the_next_session_finds_the_graphs_of_the_last_and_nothing_it_held(engin
         if close:
             both.do("close")
         del both
-        gc.collect()
         idle = steppers[0]._graphs.shelf._idle
         assert idle
         for each in idle:
             each._all.fill_(torch.nan)
     assert captures[0] == captures[1] == captures[2]
+
+
+def test_what_waits_makes_room_for_a_session_that_finds_none(engines, monkeypatch):
+    captured, _ = pair()
+    shelf, made, free = captured._graphs.shelf, arena.Arena, 1
+    first = shelf.lend(1, 8)
+    shelf.take_back(first)
+
+    def short(*given: Any) -> arena.Arena:
+        if len(shelf._idle) >= free:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return made(*given)
+
+    monkeypatch.setattr(arena, "Arena", short)
+    assert shelf.lend(2, 8).rows == 2
+    assert shelf._idle == []
+    free = 0
+    with pytest.raises(torch.OutOfMemoryError):
+        shelf.lend(2, 8)
 
 
 @torch.inference_mode()
@@ -375,3 +406,14 @@ def test_prompts_and_chunks_are_not_captured_and_count_their_own_keys(engines):
     frame = captured.frame(np.array([[3]]), cache)
     captured.run(captured.embed(torch.tensor([[7]]), frame), 0, LAYERS, frame, cache)
     assert (frame.executed, engines[0].replays) == (8, replays + 1)
+
+
+def test_the_record_says_what_ran(engines):
+    loaded = load("emad-nano")
+    assert loaded.facts["backend"] == "fast"
+    assert loaded.stepper.backend == loaded.facts["backend"] == "fast, captured graphs"
+    engines[0].refuses = "no"
+    with pytest.warns(NothingCaptured):
+        WalkedDecoder(loaded.stepper, full_depth(loaded.geometry.layers)).generate(PROMPTS[:1], 12)
+    assert loaded.facts["backend"] == "fast, nothing captured: no"
+    assert loaded.provenance["backend"] == "fast"

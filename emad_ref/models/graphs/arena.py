@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 LEAST = 64  # positions of the smallest buffers, and keys of the smallest bucket
-IDLE = 8  # arenas that wait on a shelf; the one that has waited longest goes first
+IDLE = 4  # arenas that wait on a shelf; the one that has waited longest goes first
 
 
 def bucket(positions: int) -> int:
@@ -111,7 +111,13 @@ class Shelf:
                 self._idle.remove(arena)
                 arena.empty()
                 return arena
-        return Arena(self._sizes, rows, capacity)
+        try:
+            return Arena(self._sizes, rows, capacity)
+        except torch.OutOfMemoryError:
+            if not self._idle:
+                raise
+            self._idle.clear()  # and their graphs: what waits must not keep a session from its buffers
+            return Arena(self._sizes, rows, capacity)
 
     def take_back(self, arena: Arena) -> None:
         """It may be lent again."""

@@ -47,6 +47,7 @@ class CudaEngine:
     def __init__(self, device: torch.device):
         self._device = device
         self._pool: Any = None
+        self._first: torch.cuda.CUDAGraph | None = None  # a pool is given up with the last of its graphs
 
     def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
         """See ``Engine.capture``."""
@@ -72,6 +73,7 @@ class CudaEngine:
         # other threads, an energy meter's say, go on with what a capture forbids
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = function()
+        self._first = self._first or graph
 
         def replay() -> Tensor:
             graph.replay()
