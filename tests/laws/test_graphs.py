@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
@@ -26,6 +27,8 @@ from emad_ref.models.graphs.arena import bucket
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from emad_ref.readout.signals import NotFinite, shown
+from tests.devices import FIRST, Placed, two_devices
 from tests.graphs import TapeEngine, capturing
 from tests.small import LAYERS, VOCABULARY, small_model
 from tests.translators import attached_translators
@@ -308,6 +311,34 @@ def test_weights_that_change_count_from_the_next_token_on(change, engines):
     for at in range(3, 6):
         both.feed(fed[:1, [at]])
     assert engines[0].captures == captures + (change is not in_place)
+
+
+# ---------------------------------------------------------------- decisions
+
+
+class Waits(TorchDispatchMode):
+    """Counts what waits for a device: its numbers, and copies of its tensors to the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        away = function.overloadpacket.__name__ == "_to_copy" and given.get("device", FIRST) != FIRST
+        number = function.overloadpacket.__name__ == "_local_scalar_dense"
+        self.count += (away or number) and isinstance(args[0], Placed)
+        return function(*args, **given)
+
+
+def test_a_decision_costs_one_transfer():
+    with two_devices(), Waits() as waits:
+        signal = Placed(torch.tensor([1.5, 2.5]), FIRST)
+        values = shown(signal, "after layer 3")
+        assert values.double().cpu().numpy().tolist() == [1.5, 2.5]
+        assert waits.count == 1
+        with pytest.raises(NotFinite, match=r"after layer 3: 1 of 2 rows"):
+            shown(Placed(torch.tensor([1.5, torch.nan]), FIRST), "after layer 3")
 
 
 # ---------------------------------------------------------------- what is not captured
