@@ -124,6 +124,11 @@ class CausalStepper:
         return f"{self._asked}, {self._graphs.said}"
 
     @property
+    def captures(self) -> bool:
+        """Whether steps of one token are captured."""
+        return self._graphs is not None and not self._graphs.refused
+
+    @property
     def blocks(self) -> list[Any]:
         """The blocks as they are called."""
         return [block for block, _ in self._blocks]
