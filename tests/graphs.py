@@ -5,14 +5,17 @@
 What a graph of CUDA's bakes in is baked in here: tensors by where they lie, and everything else an operation was called
 with, numbers and shapes, as they were. So a position, length or mask that Python computed while it was captured stays
 what it was, and is seen. Refused, as by a stream that captures: numbers that come from the device, and tensors that are
-made from the host's. Results lie in memory that all graphs share: once one is replayed, those of all others are NaN.
+made from the host's. What a graph reads it does not keep alive: a tensor that is gone is an error, for its address is
+another's by then. Results lie in memory that all graphs share: once one is replayed, those of all others are NaN.
 
 Not emulated: streams, kernels, memory that a capture frees.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,32 +30,62 @@ from emad_ref.models.graphs import NotCaptured
 REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})
 
 
+class Freed(RuntimeError):
+    """A graph reads a tensor that is gone."""
+
+
 class Tape(TorchDispatchMode):
-    """Notes what runs inside; ``play`` repeats it."""
+    """Notes what runs inside; ``play`` repeats it. Tensors that were there before are not kept alive."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._calls: list[tuple[Any, Any, Any]] = []
+        self._made: dict[int, Tensor] = {}  # alive, so that no other has their number
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function.overloadpacket.__name__ in REFUSED:
             raise NotCaptured(f"{function}: operation not permitted when stream is capturing")
         result = function(*args, **(kwargs or {}))
-        self._calls.append((function, args, kwargs or {}, result))
+        given = tree_map(self._noted, (args, kwargs or {}))
+        leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in tree_leaves(result)]
+        for leaf in leaves:
+            if leaf is not None and not any(leaf is each for each in tree_leaves((args, kwargs))):
+                self._made[id(leaf)] = leaf
+        self._calls.append((function, given, [None if leaf is None else id(leaf) for leaf in leaves]))
         return result
+
+    def _noted(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return Made(id(leaf)) if id(leaf) in self._made else weakref.ref(leaf)
 
     def play(self, wanted: Tensor) -> Tensor:
         """What became of ``wanted``, a tensor that was made while this was recorded."""
-        now: dict[int, Any] = {}
+        now: dict[int, Tensor] = {}
 
         def current(leaf: Any) -> Any:
-            return now.get(id(leaf), leaf) if isinstance(leaf, Tensor) else leaf
+            if isinstance(leaf, Made):
+                return now[leaf.number]
+            if not isinstance(leaf, weakref.ref):
+                return leaf
+            there = leaf()
+            if there is None:
+                raise Freed("a graph reads a tensor that is gone")
+            return there
 
-        for function, args, kwargs, before in self._calls:
+        for function, (args, kwargs), numbers in self._calls:
             after = function(*tree_map(current, args), **tree_map(current, kwargs))
-            for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
-                now[id(old)] = new
+            for number, new in zip(numbers, tree_leaves(after), strict=True):
+                if number in self._made:
+                    now[number] = new
         return now[id(wanted)]
+
+
+@dataclass(frozen=True)  # no tuple: trees of arguments are mapped leaf by leaf
+class Made:
+    """A tensor that a recorded operation made, by its number."""
+
+    number: int
 
 
 class TapeEngine:

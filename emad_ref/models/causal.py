@@ -133,6 +133,11 @@ class CausalStepper:
         """The blocks as they are called."""
         return [block for block, _ in self._blocks]
 
+    @property
+    def head(self) -> list[Any]:
+        """What reads states out, in order."""
+        return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
+
     def steps(self, first: int, last: int) -> list[tuple[Step | None, Station]]:
         """The fused steps of layers first+1 … last, None where a block has none, and where each reads its masks."""
         stations = (station for _, station in self._blocks[first:last])
@@ -229,6 +234,11 @@ class CausalStepper:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+        replayed = None if self._graphs is None else self._graphs.logits(self, hidden)
+        return self.read_out(hidden) if replayed is None else replayed
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """``logits``, operation by operation."""
         logits: Tensor = self._head(self.normed(hidden))
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 

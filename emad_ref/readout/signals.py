@@ -24,8 +24,9 @@ class NotFinite(EmadError):
 class Seen:
     """What a probe shows: ``signal`` [rows], NaN where none is defined; ``logits`` [rows, V] to emit from, or None.
 
-    ``signal`` is on the host where nothing else reads it (``shown``), else where its states are. None means that a head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where
-    rows may differ in it (pruned vocabularies), else None.
+    ``signal`` lies on the host where nothing else reads it (``shown``), else where its states do. None means that a
+    head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ in
+    it (pruned vocabularies), else None.
     """
 
     signal: Tensor

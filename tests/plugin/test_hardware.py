@@ -160,7 +160,7 @@ def test_captures_that_are_given_up_are_not_timed_as_captured_ones(monkeypatch):
         return capture(engine, function)
 
     monkeypatch.setattr(TapeEngine, "capture", tires)
-    with pytest.warns(NothingCaptured), pytest.raises(Unsupported, match="given up on cpu: .* no memory"):
+    with pytest.warns(NothingCaptured), pytest.raises(Unsupported, match=r"given up on cpu: .* no memory"):
         graphs("emad-nano", "float32", "cpu")
 
 

@@ -9,7 +9,8 @@ per row, the blocks between two halts are captured once and replayed from then o
 ``arena``    K/V and inputs that stay where they are, lent to a cache for as long as it lives
 ``static``   a cache over lent buffers; its lengths, rows and errors are any cache's
 ``segment``  what is captured: the fused steps themselves, positions read from a tensor
-``replayed`` which forwards are captured, and how one is run
+``heads``    readouts of a few states
+``replayed`` which forwards are captured, and how one is run; ``weights`` where what they read lies
 
 A graph repeats addresses and shapes, and whatever Python said while it was captured. So positions and rows are tensors,
 and a query attends to a whole *bucket* of keys, a power of two, under a mask made from its position: keys past it are

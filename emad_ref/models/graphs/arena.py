@@ -55,10 +55,14 @@ class Inputs:
 
 @dataclass(frozen=True, eq=False)
 class Captured:
-    """One graph: ``replay`` gives its result; ``read`` are the addresses of the weights that it reads."""
+    """One graph: ``replay`` gives its result; ``read`` are the addresses of the weights that it reads.
+
+    ``kept`` holds what else it reads: at the address of a tensor that is gone lies another one.
+    """
 
     replay: Callable[[], Tensor]
     read: tuple[int, ...]
+    kept: object
 
 
 class Arena:

@@ -1,8 +1,9 @@
 """Which forwards are captured, and how one is run: input in, replay, result out.
 
 Captured are decoding steps of our own: one query per row, some rows of one cache, blocks on one device that all have
-fused steps. Prompts, chunks and K/V-only passes run one by one, on the same buffers. So does everything while a
-dispatch mode watches (``models.executed``): it does not see what a graph repeats.
+fused steps; and readouts of as few states, where norm and head are modules that nothing hangs on. Prompts, chunks and
+K/V-only passes run one by one, on the same buffers. So does everything while a dispatch mode watches
+(``models.executed``): it does not see what a graph repeats.
 
 Weights are read at their addresses. Before every replay these are compared with those that the graph was captured with,
 and where a parameter was put in another's place the segment is captured again: what holds of a step, that it reads its
@@ -13,17 +14,20 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from emad_ref.models.anatomy import FAST
 from emad_ref.models.cache import Cache
 from emad_ref.models.graphs.arena import Arena, Captured, Shelf, Sizes, bucket
 from emad_ref.models.graphs.engine import ENGINES, Engine, NotCaptured
+from emad_ref.models.graphs.heads import Readouts
 from emad_ref.models.graphs.segment import Segment
 from emad_ref.models.graphs.static import StaticCache
+from emad_ref.models.graphs.weights import addresses, places_of
 from emad_ref.models.stepper import Frame
 
 if TYPE_CHECKING:
@@ -52,7 +56,8 @@ class Graphs:
             )
         )
         self._engine, self._owner = engine, weakref.ref(stepper)
-        self._weights = [_weights(block) for block in stepper.blocks]
+        self._places = [places_of([block]) for block in stepper.blocks]
+        self._readouts = Readouts(stepper, engine)
         self.refused = ""
 
     @property
@@ -91,15 +96,31 @@ class Graphs:
         frame.executed = keys
         return result
 
+    def logits(self, stepper: CausalStepper, hidden: Tensor) -> Tensor | None:
+        """As ``Stepper.logits``; None where it is to run by itself."""
+        few = 0 < hidden.numel() <= MOST_ROWS * hidden.shape[-1] and hidden.dtype == stepper.dtype
+        if not few or not self._readouts.able or not self._may(stepper):
+            return None
+        try:
+            return self._readouts.logits(stepper, hidden)
+        except NotCaptured as reason:
+            self._refuse(str(reason))
+            return None
+
     def _takes(self, stepper: CausalStepper, first: int, last: int, frame: Frame, cache: StaticCache) -> bool:
         return (
-            not self.refused
-            and frame.queries == 1
+            frame.queries == 1
             and first < last
             and len(frame.rows) <= MOST_ROWS
             and not frame.prepared.ragged
             and cache.loan.shelf is self.shelf
             and cache.holds(first, last)
+            and self._may(stepper)
+        )
+
+    def _may(self, stepper: CausalStepper) -> bool:
+        return (
+            not self.refused
             and self._owner() is stepper  # a copy may have other tables, or other blocks
             and not torch.is_grad_enabled()
             and not torch._C._len_torch_dispatch_stack()
@@ -108,11 +129,11 @@ class Graphs:
     def _captured(self, stepper: CausalStepper, first: int, last: int, arena: Arena, rows: int, keys: int) -> Captured:
         """The graph of this segment over the weights as they lie now. Raises NotCaptured."""
         where = first, last, rows, keys
-        read = tuple([own[name].data_ptr() for layer in self._weights[first:last] for own, name in layer])
+        read = addresses(chain.from_iterable(self._places[first:last]))
         found = arena.graphs.get(where)
         if found is None or found.read != read:
             segment = Segment(stepper, first, last, arena, arena.inputs(rows), keys)
-            found = arena.graphs[where] = Captured(self._engine.capture(segment), read)
+            found = arena.graphs[where] = Captured(self._engine.capture(segment), read, segment)
         return found
 
     def _refuse(self, reason: str) -> None:
@@ -121,16 +142,6 @@ class Graphs:
             NothingCaptured(f"no graph could be captured, and steps run one by one from here on: {reason}"),
             stacklevel=4,
         )
-
-
-def _weights(block: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """(table, name) of every parameter of a block: where its step looks it up."""
-    return [
-        (module._parameters, name)
-        for module in block.modules()
-        for name, parameter in module._parameters.items()
-        if parameter is not None
-    ]
 
 
 def graphs_of(stepper: CausalStepper, backend: str) -> tuple[Graphs | None, str]:
