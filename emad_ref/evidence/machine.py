@@ -19,7 +19,7 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.trace import lens_logits, stepwise_logits
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters import machine
-from emad_ref.meters.clock import paired
+from emad_ref.meters.clock import Arm, paired
 from emad_ref.models.anatomy import EAGER
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
@@ -105,8 +105,8 @@ def graphs(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]
     tokens = rng.integers(0, captured.vocabulary, length)
     difference = np.abs(np.subtract(*(_stepped(decoder, tokens) for decoder in decoders.values())))
     prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
-    arms = {name: partial(_requested, decoder, prompt) for name, decoder in decoders.items()}
-    arms["generate"] = lambda _: _done(generate(prompt, NEW))
+    arms: dict[str, Arm] = {"generate": lambda _: _done(generate(prompt, NEW))}
+    arms |= {name: partial(_requested, decoder, prompt) for name, decoder in decoders.items()}
     seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
     if not captured.captures:
         raise Unsupported(f"captures were given up on {device}: {loaded.facts['backend']}")

@@ -281,6 +281,26 @@ def test_a_layer_that_lacks_entries_refuses_a_captured_step(engines):
 
 
 @torch.inference_mode()
+def test_rows_that_leave_wait_for_no_capture(engines):
+    captured, eager = pair()
+    states = []
+    for stepper in (captured, eager):
+        cache = stepper.new_cache(3)
+        frame = stepper.frame(np.zeros((3, 1), dtype=int), cache)
+        hidden = stepper.run(stepper.embed(torch.tensor([[5], [6], [7]]), frame), 0, 2, frame, cache)
+        hidden = stepper.run(hidden, 2, 4, frame, cache)
+        before = engines[0].captures
+        for keep in ([0, 2], [1]):
+            chosen = np.array(keep)
+            below = stepper.embed(torch.tensor([[3], [4], [8]]), frame)[chosen]
+            next_frame = stepper.frame(np.ones((len(keep), 1), dtype=int), cache, rows=chosen)
+            states.append(stepper.run(below, 0, 2, next_frame, cache))
+        assert engines[0].captures == before
+    for mine, other in zip(states[:2], states[2:], strict=True):
+        assert (mine - other).abs().max() <= most(eager)
+
+
+@torch.inference_mode()
 def test_a_result_outlives_the_next_replay(engines):
     captured, _ = pair()
     cache = captured.new_cache(1)

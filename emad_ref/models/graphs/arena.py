@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from emad_ref.models.cache import Writing
+
 LEAST = 64  # positions of the smallest buffers, and keys of the smallest bucket
 IDLE = 4  # arenas that wait on a shelf; the one that has waited longest goes first
 
@@ -44,13 +46,16 @@ class Inputs:
             self.hidden = torch.zeros(rows, 1, sizes.hidden, dtype=sizes.dtype, device=sizes.device)
             self._both = torch.zeros(2, rows, dtype=torch.int64, device=sizes.device)
         self.positions, self.places = self._both.unbind()
+        self._rows = rows
         self._said: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
-    def say(self, positions: tuple[int, ...], places: tuple[int, ...]) -> None:
-        """Put them there, in one small transfer; none where they are there already."""
-        if self._said != (positions, places):
-            self._both.copy_(torch.tensor((positions, places)), non_blocking=True)
-            self._said = positions, places
+    def take(self, hidden: Tensor, frame: Writing) -> None:
+        """The first rows of a frame, and of their states: one small transfer, none where they were said already."""
+        said = frame.starts[: self._rows], frame.rows[: self._rows]
+        if self._said != said:
+            self._both.copy_(torch.tensor(said), non_blocking=True)
+            self._said = said
+        self.hidden.copy_(hidden[: self._rows])
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,12 +81,15 @@ class Graphs:
         frame.executed = frame.keys
         if not isinstance(cache, StaticCache) or not self._takes(stepper, first, last, frame, cache):
             return None
-        keys, arena = bucket(frame.keys), cache.loan.arena(frame.keys)
-        inputs = arena.inputs(len(frame.rows))
-        inputs.say(frame.starts, frame.rows)
-        inputs.hidden.copy_(hidden)
+        keys, arena, rows = bucket(frame.keys), cache.loan.arena(frame.keys), len(frame.rows)
+        read = addresses(chain.from_iterable(self._places[first:last]))
+        known = arena.graphs.get((first, last, rows, keys))
+        # soon some rows leave, and no token is to wait for that capture: it is made with the first
+        counts = (rows,) if known is not None and known.read == read else range(1, rows + 1)
         try:
-            captured = self._captured(stepper, first, last, arena, len(frame.rows), keys)
+            for count in counts:
+                arena.inputs(count).take(hidden, frame)
+                captured = self._captured(stepper, first, last, arena, count, keys, read)
         except NotCaptured as reason:
             self._refuse(str(reason))
             return None
@@ -126,14 +129,15 @@ class Graphs:
             and not torch._C._len_torch_dispatch_stack()
         )
 
-    def _captured(self, stepper: CausalStepper, first: int, last: int, arena: Arena, rows: int, keys: int) -> Captured:
-        """The graph of this segment over the weights as they lie now. Raises NotCaptured."""
-        where = first, last, rows, keys
-        read = addresses(chain.from_iterable(self._places[first:last]))
-        found = arena.graphs.get(where)
+    def _captured(
+        self, stepper: CausalStepper, first: int, last: int, arena: Arena, rows: int, keys: int, read: tuple[int, ...]
+    ) -> Captured:
+        """The graph of this segment over weights at ``read``. Raises NotCaptured."""
+        found = arena.graphs.get((first, last, rows, keys))
         if found is None or found.read != read:
             segment = Segment(stepper, first, last, arena, arena.inputs(rows), keys)
-            found = arena.graphs[where] = Captured(self._engine.capture(segment), read, segment)
+            found = Captured(self._engine.capture(segment), read, segment)
+            arena.graphs[first, last, rows, keys] = found
         return found
 
     def _refuse(self, reason: str) -> None:
