@@ -22,9 +22,8 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.cache import Cache, LayerCache, MissingEntry
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.executed import Executed
-from emad_ref.models.graphs import NothingCaptured, arena
+from emad_ref.models.graphs import NothingCaptured, arena, replayed
 from emad_ref.models.graphs.arena import bucket
-from emad_ref.models.graphs.replayed import MOST_ROWS
 from emad_ref.models.loading import load
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
@@ -439,6 +438,33 @@ def test_a_head_on_which_something_hangs_is_not_captured(engines):
     assert len(seen) == len(record.emitted[0])
 
 
+def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(engines, monkeypatch):
+    """Captured and other steps take turns over the same buffers, within one token too."""
+    monkeypatch.setattr(replayed, "MOST_ROWS", 2)
+    captured, eager = pair("gemma3")
+    point = ruled(acting(eager))
+    before = engines[0].replays
+    alike(generated(captured, point), generated(eager, point), most(eager))
+    runs = [key for each in captured._graphs.shelf._idle for key in each.graphs]
+    assert {rows for _, _, rows, _ in runs} == {1, 2}
+    assert engines[0].replays > before
+
+
+@torch.inference_mode()
+def test_another_steppers_cache_is_used_as_it_is(engines):
+    captured, eager = pair()
+    states = []
+    for stepper, made_by in ((captured, eager), (eager, captured)):
+        cache, replays = made_by.new_cache(1), engines[0].replays
+        for position in range(3):
+            frame = stepper.frame(np.array([[position]]), cache)
+            hidden = stepper.run(stepper.embed(torch.tensor([[5]]), frame), 0, LAYERS, frame, cache)
+            assert frame.executed == position + 1
+        states.append(hidden)
+        assert engines[0].replays == replays
+    assert (states[0] - states[1]).abs().max() <= most(eager)
+
+
 @torch.inference_mode()
 def test_readouts_are_captured_by_how_many_states_they_read(engines):
     captured, eager = pair()
@@ -451,7 +477,7 @@ def test_readouts_are_captured_by_how_many_states_they_read(engines):
     kept = captured.logits(states)
     for read in (captured.logits(states.flip(0)).flip(0), kept):
         assert torch.allclose(read, eager.logits(states), rtol=0, atol=most(eager))
-    many = torch.randn(MOST_ROWS + 1, 32, dtype=torch.float64)
+    many = torch.randn(replayed.MOST_ROWS + 1, 32, dtype=torch.float64)
     assert torch.equal(captured.logits(many), eager.logits(many))
     assert captured.logits(many[:0]).shape == (0, VOCABULARY)
     assert engines[0].replays == replays + 5
