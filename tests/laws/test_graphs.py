@@ -450,6 +450,15 @@ def test_batches_of_more_rows_than_are_captured_go_one_by_one_until_rows_leave(e
     assert engines[0].replays > before
 
 
+def test_graphs_are_let_go_of_where_there_are_too_many(engines, monkeypatch):
+    monkeypatch.setattr(arena, "MOST_GRAPHS", 3)
+    captured, eager = pair()
+    point = ruled(acting(eager))
+    alike(generated(captured, point), generated(eager, point), most(eager))
+    assert [len(each.graphs) for each in captured._graphs.shelf._idle if each.rows == 3] == [3]
+    assert engines[0].captures > 12
+
+
 @torch.inference_mode()
 def test_another_steppers_cache_is_used_as_it_is(engines):
     captured, eager = pair()

@@ -15,6 +15,7 @@ from torch import Tensor
 from emad_ref.models.cache import Writing
 
 LEAST = 64  # positions of the smallest buffers, and keys of the smallest bucket
+MOST_GRAPHS = 256  # of one arena: each takes memory; audits that force any depth at any row meet many, and each once
 IDLE = 4  # arenas that wait on a shelf; the one that has waited longest goes first
 
 
@@ -87,6 +88,12 @@ class Arena:
         self.graphs: dict[tuple[int, int, int, int], Captured] = {}
         self._sizes = sizes
         self._inputs: dict[int, Inputs] = {}
+
+    def keep(self, where: tuple[int, int, int, int], captured: Captured) -> None:
+        """Hold a graph, and let go of those captured longest ago where there are too many."""
+        self.graphs[where] = captured
+        while len(self.graphs) > MOST_GRAPHS:
+            del self.graphs[next(iter(self.graphs))]
 
     def inputs(self, rows: int) -> Inputs:
         """Those of steps of so many rows."""

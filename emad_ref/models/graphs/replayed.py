@@ -137,7 +137,7 @@ class Graphs:
         if found is None or found.read != read:
             segment = Segment(stepper, first, last, arena, arena.inputs(rows), keys)
             found = Captured(self._engine.capture(segment), read, segment)
-            arena.graphs[first, last, rows, keys] = found
+            arena.keep((first, last, rows, keys), found)
         return found
 
     def _refuse(self, reason: str) -> None:
