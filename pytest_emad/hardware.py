@@ -5,6 +5,7 @@
 For every model, in float32 and bfloat16:
 
     tolerances, bandwidth   how exact and how fast full depth is here (``emad_ref.evidence.machine``)
+    graphs                  captured steps against eager ones and ``generate``, where the device can capture
     decoders                invariants and fidelity suites: every decoder, every schedule, on this device
     cost                    time (EMAD-F2) and energy (EMAD-N1)
 
@@ -12,7 +13,7 @@ Each of them is a step of its own. What one finds is written to OUT/record.json 
 machine that is taken away loses one step; a step that takes too long is ended and says so. Suites run as pytest runs of
 their own, their reports beside the record.
 
-Exit status: 0 every step came to its end and no suite failed, 1 otherwise.
+Exit status: 0 every step came to its end, or does not apply to this device, and no suite failed; 1 otherwise.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ from typing import Any
 
 from emad_ref.errors import EmadError
 from emad_ref.files import require_writable, write_atomically
+from emad_ref.protocol import Unsupported
 from emad_ref.report.reading import BadReport, read_report
 from pytest_emad import apart
 
 MODELS = ("emad-tiny", "random:pythia-410m")
 DTYPES = ("float32", "bfloat16")
 SHARES = {"decoders": 0.3, "cost": 0.5}  # of what time is left, for a suite run of one model and dtype
-STEPS = ("tolerances", "bandwidth", *SHARES)  # cheap ones first: what ends early has the most in it
+STEPS = ("tolerances", "bandwidth", "graphs", *SHARES)  # cheap ones first: what ends early has the most in it
 LEAST = 20.0  # seconds, whatever is left: less would end a run before it has loaded its model
-FACTS = "machine"
+FACTS, NOT_APPLICABLE = "machine", "not applicable"
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ def arguments() -> argparse.ArgumentParser:
 def steps(chosen: argparse.Namespace) -> Iterator[Step]:
     """Those that were asked for, in that order."""
     of = [(model, dtype) for model in chosen.models for dtype in chosen.dtypes]
-    from emad_ref.evidence.machine import bandwidth, tolerances
+    from emad_ref.evidence.machine import bandwidth, graphs, tolerances
 
-    measured = {"tolerances": tolerances, "bandwidth": bandwidth}
+    measured = {"tolerances": tolerances, "bandwidth": bandwidth, "graphs": graphs}
     for what in chosen.steps:
         for model, dtype in of:
             if what in SHARES:
@@ -102,6 +104,8 @@ def taken(chosen: argparse.Namespace, clock: Callable[[], float] = time.monotoni
         else:
             try:
                 found = {"status": "done", **step.measure(ends - began)}
+            except Unsupported as error:
+                found = {"status": NOT_APPLICABLE, "reason": str(error)}
             except EmadError as error:
                 found = {"status": "refused", "reason": str(error)}
         record[step.name] = found | {"seconds": round(clock() - began, 1)}
@@ -158,7 +162,7 @@ def failed(record: dict[str, Any]) -> list[str]:
         name
         for name, found in record.items()
         if name != FACTS
-        and (found["status"] != "done" or found.get("exit status", 0) != 0
+        and (found["status"] not in ("done", NOT_APPLICABLE) or found.get("exit status", 0) != 0
              or found.get("largest difference", 0.0) > found.get("bound", 0.0))
     ]  # fmt: skip
 

@@ -50,7 +50,7 @@ def decide_chunk(walker: Walker, feed: Feed) -> Arrival:
         lowest = int(cap[running].min())
         layer = min([lowest, *(probe for probe in column if at < probe < lowest)])
         hidden = stepper.run(hidden, at, layer, frame, cache)
-        count_blocks(work, at, layer, hidden.shape[0], hidden.shape[1], frame.keys)
+        count_blocks(work, at, layer, hidden.shape[0], hidden.shape[1], frame.executed)
         at, keep = layer, left[running].copy()
         inside = np.arange(hidden.shape[1]) < keep[:, None]  # [running, width] not padding
         if layer in column:

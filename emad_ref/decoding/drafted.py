@@ -135,7 +135,7 @@ class DraftingDecoder(WalkedDecoder):
         store, layer = session.store, self.drafting.layer
         frame = self.stepper.frame(position, store.cache)
         hidden = self.stepper.run(self.stepper.embed(tokens, frame), 0, layer, frame, store.cache)
-        count_blocks(store.work, 0, layer, len(tokens), tokens.shape[1], frame.keys)
+        count_blocks(store.work, 0, layer, len(tokens), tokens.shape[1], frame.executed)
         return hidden
 
     def _verified(self, session: WalkedSession, chunk: Tensor, starts: Sequence[int]) -> list[list[int]]:
@@ -143,7 +143,7 @@ class DraftingDecoder(WalkedDecoder):
         store, layer, ceiling = session.store, self.drafting.layer, self.point.ceiling
         frame = self.stepper.frame(np.array(starts)[:, None] + np.arange(chunk.shape[1]), store.cache)
         hidden = self.stepper.run(chunk, layer, ceiling, frame, store.cache)
-        count_blocks(store.work, layer, ceiling, len(chunk), chunk.shape[1], frame.keys)
+        count_blocks(store.work, layer, ceiling, len(chunk), chunk.shape[1], frame.executed)
         best = full_head(self._heads, hidden, ceiling, store.work).max(dim=-1)
         if not math.isfinite(float(best.values.sum())):
             require_finite(best.values, "at the ceiling")

@@ -196,7 +196,7 @@ class WalkedSession:
         ceiling = self._point.ceiling
         hidden = self._stepper.embed(torch.from_numpy(tokens).to(self._stepper.device), frame)
         hidden = self._stepper.run(hidden, 0, ceiling, frame, self._store.cache)
-        count_blocks(self._store.work, 0, ceiling, len(rows), widest, frame.keys)
+        count_blocks(self._store.work, 0, ceiling, len(rows), widest, frame.executed)
         for row in rows:
             self._trail[row].extend([ceiling] * int(lengths[row]))
         return hidden

@@ -2,12 +2,14 @@
 
     tolerances   largest difference of a logit between cached single steps and one pass, beside the table's bound
     bandwidth    bytes of weights that a full-depth token reads, a second, beside what copying reaches here
+    graphs       captured steps beside the same steps launched one by one, and the model's own ``generate``
 
 Each loads the model for itself, takes seconds, and gives plain JSON values under names that a person reads.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,16 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.trace import lens_logits, stepwise_logits
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.meters import machine
-from emad_ref.meters.clock import paired
+from emad_ref.meters.clock import Arm, paired
+from emad_ref.models.anatomy import EAGER
+from emad_ref.models.causal import CausalStepper
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
-from emad_ref.protocol import Prompt
+from emad_ref.protocol import Prompt, Unsupported
+from emad_ref.record import Floats, Ints
+from emad_ref.screening.lossless import by_generate
+from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.units import ByPair
 
 CHECKED, TIMED, NEW = 96, 12, 32  # tokens compared; requests timed, and new tokens of each
 
@@ -75,6 +83,57 @@ def bandwidth(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, A
         "copied, bytes/s": reached,
         "share of bandwidth": read / each / reached,
     }
+
+
+def graphs(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]:
+    """Full depth at batch 1 three ways: how far captured logits lie from eager ones, and seconds of paired requests.
+
+    Ratios are [value, low, high] of total times at 95 %, above 1 where captured steps are faster. ``seed``: of the
+    tokens compared, and of the order of arms.
+
+    Raises:
+        Unsupported: nothing is captured here.
+        EmadError: as ``models.loading.load``; a family without a bound.
+    """
+    loaded = load(model, device=device, dtype=getattr(torch, dtype))
+    captured = loaded.stepper
+    if not isinstance(captured, CausalStepper) or not captured.captures:
+        raise Unsupported(f"no step of {model} is captured on {device}: it runs by {loaded.facts['backend']}")
+    eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
+    decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
+    rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
+    tokens = rng.integers(0, captured.vocabulary, length)
+    difference = np.abs(np.subtract(*(_stepped(decoder, tokens) for decoder in decoders.values())))
+    prompt, generate = Prompt(np.arange(8, dtype=np.int64)), by_generate(loaded)
+    arms: dict[str, Arm] = {"generate": lambda _: _done(generate(prompt, NEW))}
+    arms |= {name: partial(_requested, decoder, prompt) for name, decoder in decoders.items()}
+    seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
+    if not captured.captures:
+        raise Unsupported(f"captures were given up on {device}: {loaded.facts['backend']}")
+    ratios = {name: total_ratio(ByPair(seconds[name]), ByPair(seconds["captured"])) for name in ("eager", "generate")}
+    return {
+        "largest difference": float(difference.max()),
+        "bound": tolerance(loaded.geometry.family, dtype, device),
+        "tokens": length,
+        "backend": loaded.facts["backend"],
+        **{f"{name}, seconds a token": float(np.median(each)) / NEW for name, each in seconds.items()},
+        **{f"captured against {name}": [each.value, each.low, each.high] for name, each in ratios.items()},
+        "pairs": TIMED,
+    }
+
+
+def _stepped(decoder: WalkedDecoder, tokens: Ints) -> Floats:
+    """Logits float64 [n − 1, V] after each of ``tokens`` but the first, one by one."""
+    session, _ = decoder.start([Prompt(tokens[:1])])
+    return np.stack([session.feed(token[None, None]).logits[0, -1] for token in tokens[1:]])
+
+
+def _requested(decoder: WalkedDecoder, prompt: Prompt, pair: int) -> None:
+    _decode(decoder, [prompt], NEW)
+
+
+def _done(emitted: Ints) -> None:
+    """An arm that returned what it emitted would be taken for its own clock."""
 
 
 def _decode(decoder: WalkedDecoder, prompt: list[Prompt], new: int) -> None:

@@ -65,7 +65,7 @@ class Study:
     """What evidence is gathered on and with. Equal studies of equal weights give equal evidence, times apart.
 
     ``corpus``   a name or path; None: chosen per model (METHODS, "Corpus").
-    ``walk``     ``models.anatomy.BACKENDS``: by fused steps, or by modules alone.
+    ``walk``     ``models.anatomy.BACKENDS``: by fused steps, captured or not, or by modules alone.
     ``profile``  a calibration profile to use instead of calibrating.
     ``margin``   nats; judged beside the calibrated default and the margin chosen on validation.
     ``exit``     an exit's file (``screening.exit_file``), in place of one that is found in the run.

@@ -12,7 +12,9 @@ from emad_ref.models.families import Anatomy, family_of, row_of
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ATTENTION_KERNELS = ("sdpa", "eager")  # those that take an additive mask [rows, 1, queries, keys]
-FAST, WALKED = BACKENDS = ("fast", "walked")  # fused steps where a block has one (``models.fused``); modules alone
+# fused steps where a block has one (``models.fused``), captured where the device can (``models.graphs``); the same,
+# nothing captured; modules alone
+FAST, EAGER, WALKED = BACKENDS = ("fast", "eager", "walked")
 # frequencies that depend on the longest sequence in a batch would make rows depend on their neighbours
 LENGTH_DEPENDENT_ROTARY = frozenset({"dynamic", "longrope"})
 

@@ -57,6 +57,29 @@ class Writing(Protocol):
         """int64 [rows, n] on ``device``."""
 
 
+def stored(
+    held_keys: Tensor, held_values: Tensor, keys: Tensor, values: Tensor, frame: Writing, places: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Put [rows, kv_heads, n, head_dim] at the frame's slots of two buffers; what its queries attend over.
+
+    ``places`` int64 [rows] of the frame's rows in the buffers; None where they are all of them.
+    """
+    if places is not None:
+        # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
+        slots = frame.slots(keys.device)
+        held_keys[places[:, None], :, slots] = keys.transpose(1, 2)
+        held_values[places[:, None], :, slots] = values.transpose(1, 2)
+    elif frame.start is not None:
+        held_keys.narrow(2, frame.start, frame.queries).copy_(keys)
+        held_values.narrow(2, frame.start, frame.queries).copy_(values)
+    else:
+        at = frame.slots(keys.device)[:, None, :, None].expand_as(keys)
+        held_keys.scatter_(2, at, keys)
+        held_values.scatter_(2, at, values)
+    seen_keys, seen_values = held_keys.narrow(2, 0, frame.keys), held_values.narrow(2, 0, frame.keys)
+    return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])
+
+
 class LayerCache:
     """Keys and values of one layer, [rows, kv_heads, capacity, head_dim], for the session rows it still serves.
 
@@ -110,20 +133,9 @@ class LayerCache:
         places: Tensor | None = None
         if self._rows != frame.rows:
             places = torch.tensor([self._rows.index(row) for row in frame.rows], device=keys.device)
-            # an index before and one after the slice: the result is [rows, n, kv_heads, head_dim]
-            slots = frame.slots(keys.device)
-            self._keys[places[:, None], :, slots] = keys.transpose(1, 2)
-            self._values[places[:, None], :, slots] = values.transpose(1, 2)
-        elif frame.start is not None:
-            self._keys.narrow(2, frame.start, frame.queries).copy_(keys)
-            self._values.narrow(2, frame.start, frame.queries).copy_(values)
-        else:
-            at = frame.slots(keys.device)[:, None, :, None].expand_as(keys)
-            self._keys.scatter_(2, at, keys)
-            self._values.scatter_(2, at, values)
+        seen = stored(self._keys, self._values, keys, values, frame, places)
         self._hold(frame)
-        seen_keys, seen_values = self._keys.narrow(2, 0, frame.keys), self._values.narrow(2, 0, frame.keys)
-        return (seen_keys, seen_values) if places is None else (seen_keys[places], seen_values[places])
+        return seen
 
     def truncate(self, length: Sequence[int]) -> None:
         """Forget entries from ``length[session row]`` on."""

@@ -3,7 +3,8 @@
 The blocks are the Hugging Face modules themselves: full depth is the model's own forward to the bit where the masks
 agree, and a checkpoint needs no conversion. Construction holds the model's size and its full-depth logits against
 ``model(ids).logits`` (``models.agreement``): an unknown or changed family fails loudly. Where K and V are kept, blocks
-that have a fused step (``models.fused``) take it in place of their modules' forward, unless the backend is ``walked``.
+that have a fused step (``models.fused``) take it in place of their modules' forward, unless the backend is ``walked``,
+and steps of one token are captured where the device can (``models.graphs``), unless it is ``eager``.
 
 A model may be spread over several devices, block by block (``models.placement``): a block gets its states, masks and
 rotary tables on its own device, and its K and V stay there.
@@ -28,12 +29,13 @@ from emad_ref.models.agreement import (
     require_size,
     require_usable,
 )
-from emad_ref.models.anatomy import FAST, FULL, SLIDING, anatomy_of, layer_kinds
+from emad_ref.models.anatomy import FAST, FULL, SLIDING, WALKED, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
 from emad_ref.models.fused import fused
-from emad_ref.models.fused.parts import Turns, signed
+from emad_ref.models.fused.parts import Step, Turns, signed
 from emad_ref.models.geometry import Geometry, geometry_of
+from emad_ref.models.graphs import graphs_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
 from emad_ref.models.prepared import Prepared, Station
 from emad_ref.models.stepper import FIRST_TABLE, Frame, Writer, frame_of, require_layer, require_layers
@@ -58,11 +60,12 @@ class CausalStepper:
     ``model``: a transformers causal LM in eval mode, of a family in ``models.families``, with sdpa or eager attention.
     One that is spread runs by itself too, as ``accelerate.dispatch_model`` leaves it.
     ``check``: compare full-depth logits with the model's own (2 × 12 tokens, in one pass and in three).
-    ``backend``: ``fast``: with a cache, the fused steps of ``models.fused``; ``walked``: modules alone.
+    ``backend``: ``fast``: with a cache, the fused steps of ``models.fused``, on CUDA as captured graphs; ``eager``: the
+    same, one by one; ``walked``: modules alone.
     ``device``: the head's, where token ids go in, and states and logits come out. ``places``: devices of the blocks.
 
     Raises:
-        BadArgument: a backend that is neither, a family without a row, training mode, offloaded weights, a block on
+        BadArgument: an unknown backend, a family without a row, training mode, offloaded weights, a block on
             several devices, another attention implementation.
         SizeMismatch: the row counts other parameters than the model holds (quantised models are exempt).
         ModelMismatch: the walk does not reproduce the model.
@@ -91,7 +94,7 @@ class CausalStepper:
         one_of = {station: station for _, station in self._blocks}
         self._blocks = [(block, one_of[station]) for block, station in self._blocks]
         # a step for each block that has one; without it a block keeps its own forward
-        self._steps = [fused(block, self.kernel) if backend == FAST else None for block, _ in self._blocks]
+        self._steps = [fused(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
         self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
         self.places: tuple[torch.device, ...] = tuple(dict.fromkeys(station.device for station in self.stations))
         windowed = any(station.kind == SLIDING for station in self.stations)
@@ -111,8 +114,37 @@ class CausalStepper:
         self._end: int | None = self.max_positions if ends else None
         self._tables: dict[Station, tuple[Tensor, Tensor]] = {}
         self._signed: dict[Station, tuple[Tensor, Turns]] = {}
+        self._asked = backend
+        self._graphs, self._without = graphs_of(self, backend)
         if check:
             self._compare_with_model()
+
+    @property
+    def backend(self) -> str:
+        """What runs: the backend asked for, and of ``fast`` where a device could capture, whether steps are."""
+        if self._graphs is None:
+            return f"{self._asked}, nothing captured: {self._without}" if self._without else self._asked
+        return f"{self._asked}, {self._graphs.said}"
+
+    @property
+    def captures(self) -> bool:
+        """Whether steps of one token are captured."""
+        return self._graphs is not None and not self._graphs.refused
+
+    @property
+    def blocks(self) -> list[Any]:
+        """The blocks as they are called."""
+        return [block for block, _ in self._blocks]
+
+    @property
+    def head(self) -> list[Any]:
+        """What reads states out, in order."""
+        return [part for part in (self._final_norm, self._project_out, self._head) if part is not None]
+
+    def steps(self, first: int, last: int) -> list[tuple[Step | None, Station]]:
+        """The fused steps of layers first+1 … last, None where a block has none, and where each reads its masks."""
+        stations = (station for _, station in self._blocks[first:last])
+        return list(zip(self._steps[first:last], stations, strict=True))
 
     @property
     def max_positions(self) -> int:
@@ -132,13 +164,13 @@ class CausalStepper:
 
     def new_cache(self, rows: int, capacity: int = 256) -> Cache:
         """An empty cache for ``rows`` sequences; ``capacity`` slots at first, more as needed."""
-        return Cache(self.layers, rows, capacity)
+        return Cache(self.layers, rows, capacity) if self._graphs is None else self._graphs.new_cache(rows, capacity)
 
     def frame(
         self, positions: Ints, cache: Cache | None, rows: Ints | None = None, lengths: Ints | None = None
     ) -> Frame:
         """See ``Stepper.frame``."""
-        prepare = partial(Prepared, self, cache is not None)
+        prepare = partial(Prepared, self, cache is not None, lengths is not None)
         return frame_of(positions, cache, rows, lengths, self._end, prepare)
 
     def embed(self, tokens: Tensor, frame: Frame) -> Tensor:
@@ -162,6 +194,10 @@ class CausalStepper:
             cache.require(first, last, frame)
         prepared: Prepared = frame.prepared
         prepared.meet(cache)
+        if self._graphs is not None and cache is not None:
+            replayed = self._graphs.run(self, hidden, first, last, frame, cache)
+            if replayed is not None:
+                return replayed
         here: Station | None = None
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
             if station is not here:  # looked up where it changes: in a small model every call counts
@@ -204,6 +240,11 @@ class CausalStepper:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Readout [..., V] of states [..., D] after any layer: final norm, output projection, head, softcap."""
+        replayed = None if self._graphs is None else self._graphs.logits(self, hidden)
+        return self.read_out(hidden) if replayed is None else replayed
+
+    def read_out(self, hidden: Tensor) -> Tensor:
+        """``logits``, operation by operation."""
         logits: Tensor = self._head(self.normed(hidden))
         return logits if self.softcap is None else torch.tanh(logits / self.softcap) * self.softcap
 

@@ -122,9 +122,14 @@ class Loaded:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report and a golden say of the model, plain JSON values: which it is, and ``provenance``."""
+        """What a report and a golden say of the model, plain JSON values: which it is, and ``provenance``.
+
+        ``backend``: what runs, once the model has been walked: graphs may have been asked for and refused.
+        """
+        walked = vars(self).get("stepper")
         return {
             **self.provenance,
+            "backend": walked.backend if isinstance(walked, CausalStepper) else self.provenance["backend"],
             "name": self.name,
             "fingerprint": self.fingerprint,
             "layers": self.geometry.layers,

@@ -7,6 +7,7 @@ module. Masks, rotary tables and the cache are what is in both.
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -29,13 +30,23 @@ class Station(NamedTuple):
 
 
 class Prepared:
-    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given."""
+    """What the blocks of one frame take, by station: keyword arguments of modules, or what fused steps are given.
 
-    def __init__(self, stepper: CausalStepper, cached: bool, frame: Frame):
-        self._stepper, self._frame, self.cached = stepper, frame, cached
+    ``cached``: whether it was made for a cache. ``ragged``: whether its rows may be padded, as prompts are.
+    """
+
+    def __init__(self, stepper: CausalStepper, cached: bool, ragged: bool, frame: Frame):
+        self._stepper, self._of, self.cached, self.ragged = stepper, ref(frame), cached, ragged
         self._writer: Writer | None = None
         self._arguments: dict[Station, dict[str, Any]] = {}
         self._given: dict[Station, Given] = {}
+
+    @property
+    def _frame(self) -> Frame:
+        """Its own, not kept alive: frames hold what is prepared for them."""
+        frame = self._of()
+        assert frame is not None, "a frame that is run is held by its caller"
+        return frame
 
     def meet(self, cache: Cache | None) -> None:
         """What is prepared reads and writes ``cache`` from now on."""

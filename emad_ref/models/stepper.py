@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 import torch
@@ -35,8 +36,9 @@ class Frame:
     """The rows and positions of one forward, and what its blocks take, computed once. Made by ``Stepper.frame``.
 
     ``rows``, ``starts``, ``lengths``, ``ends``: per row, its session row, first position, valid tokens, and length
-    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys every
-    query is executed against, padding and masked ones included.
+    after a layer ran. ``start``: the common first position, None if rows differ. ``queries``: n. ``keys``: keys that
+    lie up to its last position. ``executed``: keys every query was executed against when the frame was last run,
+    padding and masked ones included: ``keys``, or more where a replayed graph fixes how many (``models.graphs``).
     ``prepared``: what ``prepare`` makes of the frame; only the stepper that made it knows what that is.
     """
 
@@ -51,7 +53,7 @@ class Frame:
         self.rows, self.starts, self.lengths, self.queries = rows, starts, lengths, queries
         self.ends = tuple(start + n for start, n in zip(starts, lengths, strict=True))
         self.start = starts[0] if starts.count(starts[0]) == len(starts) else None
-        self.keys = max(starts) + queries
+        self.keys = self.executed = max(starts) + queries
         self._slots: dict[torch.device, Tensor] = {}
         self._taken: dict[tuple[int, ...], Frame] = {}
         self._prepare = prepare
@@ -83,13 +85,19 @@ class Frame:
 
 
 class Writer:
-    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over."""
+    """What a block sees as its cache: ``update`` stores at the frame's slots and returns what to attend over.
+
+    It does not keep its frame alive, which whoever runs it does: frames hold what is prepared for them, and in a circle
+    K/V would wait for the garbage collector.
+    """
 
     def __init__(self, cache: Cache, frame: Frame):
-        self.cache, self._layers, self._frame = cache, cache.layers, frame
+        self.cache, self._layers, self._frame = cache, cache.layers, ref(frame)
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        return self._layers[layer_idx].write(keys, values, self._frame)
+        frame = self._frame()
+        assert frame is not None, "a frame that is run is held by its caller"
+        return self._layers[layer_idx].write(keys, values, frame)
 
 
 class Stepper(Protocol):

@@ -68,7 +68,7 @@ class InChunks(PlantedSession):
             frame = stepper.frame(positions, store.cache, rows=rows, lengths=held)
             hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
             hidden = stepper.run(hidden, 0, ceiling, frame, store.cache)
-            count_blocks(store.work, 0, ceiling, len(rows), tokens.shape[1], frame.keys)
+            count_blocks(store.work, 0, ceiling, len(rows), tokens.shape[1], frame.executed)
             if states is None:
                 states = hidden.new_zeros(len(present), int(lengths.max()), hidden.shape[-1])
             places = torch.from_numpy(np.searchsorted(present, rows)).to(states.device)

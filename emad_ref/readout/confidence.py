@@ -22,7 +22,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Confidence, OperatingPoint
 from emad_ref.readout.contrast import score_of
-from emad_ref.readout.signals import Seen, require_finite, saturation, softmax_response
+from emad_ref.readout.signals import Seen, saturation, shown, softmax_response
 from emad_ref.readout.subset import Heads, OwnHeads, Race, adaptive_size, full_head
 from emad_ref.readout.tuned import lens_of
 from emad_ref.record import Work
@@ -64,9 +64,7 @@ class SaturationWatch(HeadWatch):
         if below is None:
             return Seen(torch.full_like(hidden[:, 0], torch.nan), None)
         require_aligned(len(below), len(hidden))
-        signal = saturation(hidden, below)
-        require_finite(signal, f"after layer {self.point.probes[probe]}")
-        return Seen(signal, None)
+        return Seen(shown(saturation(hidden, below), f"after layer {self.point.probes[probe]}"), None)
 
     def keep(self, rows: Tensor) -> None:
         self.below = None if self.below is None else self.below[rows]

@@ -24,8 +24,9 @@ class NotFinite(EmadError):
 class Seen:
     """What a probe shows: ``signal`` [rows], NaN where none is defined; ``logits`` [rows, V] to emit from, or None.
 
-    None means that a head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where
-    rows may differ in it (pruned vocabularies), else None.
+    ``signal`` lies on the host where nothing else reads it (``shown``), else where its states do. None means that a
+    head has to be run at the exit. ``macs`` int64 [rows]: multiply-adds of each row's readout where rows may differ in
+    it (pruned vocabularies), else None.
     """
 
     signal: Tensor
@@ -71,3 +72,10 @@ def require_finite(entropy: Tensor, where: str) -> None:
             f"logits {where}: {bad} of {entropy.numel()} rows give no finite entropy, but expected finite logits; "
             "check the weights and the dtype (float16 overflows where bfloat16 or float32 do not)"
         )
+
+
+def shown(signal: Tensor, where: str) -> Tensor:
+    """``signal`` [rows] on the host, float64: the one transfer that a decision costs. Raises NotFinite."""
+    values = signal.double().cpu()  # before it is looked at: a look on the device would be a transfer of its own
+    require_finite(values, where)
+    return values

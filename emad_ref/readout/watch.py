@@ -16,7 +16,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.confidence import HeadWatch, confidence_watch, require_aligned
 from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import Seen, require_finite
+from emad_ref.readout.signals import Seen, require_finite, shown
 from emad_ref.record import READOUTS, Work
 from emad_ref.signals import PREVIOUS, SIGNALS, Readout
 
@@ -41,9 +41,7 @@ class FullWatch(HeadWatch):
     def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
         layer = self.point.probes[probe]
         logits = self.emit(hidden, layer, work)
-        signal = SIGNALS[self.point.signal].of(logits)
-        require_finite(signal, f"after layer {layer}")
-        return Seen(signal, logits)
+        return Seen(shown(SIGNALS[self.point.signal].of(logits), f"after layer {layer}"), logits)
 
 
 class EstimateWatch(HeadWatch):
@@ -58,9 +56,7 @@ class EstimateWatch(HeadWatch):
         layer = self.point.probes[probe]
         work.readout_rows[self.kind, layer - 1] += len(hidden)
         work.readout_macs[self.kind, layer - 1] += len(hidden) * self.reader.macs_per_row
-        signal = self.reader.read(hidden, probe).entropy_nats
-        require_finite(signal, f"after layer {layer}")
-        return Seen(signal, None)
+        return Seen(shown(self.reader.read(hidden, probe).entropy_nats, f"after layer {layer}"), None)
 
 
 class AgreementWatch(HeadWatch):

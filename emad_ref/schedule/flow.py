@@ -102,7 +102,7 @@ class Leave:
     def run(self, first: int, last: int) -> Tensor:
         store = self.store
         self.hidden, self.at = store.stepper.run(self.hidden, first, last, self.frame, store.cache), last
-        count_blocks(store.work, first, last, len(self.hidden), self.frame.queries, self.frame.keys)
+        count_blocks(store.work, first, last, len(self.hidden), self.frame.queries, self.frame.executed)
         return self.hidden
 
     def stop(self, stopped: Ints, going: Ints, layer: int) -> None:

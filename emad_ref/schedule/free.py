@@ -134,7 +134,7 @@ def _run_ragged(
         lengths=np.array([len(chunk) for chunk in chunks]),
     )
     padded = store.stepper.run(padded, first, last, frame, store.cache)
-    count_blocks(store.work, first, last, len(rows), padded.shape[1], frame.keys)
+    count_blocks(store.work, first, last, len(rows), padded.shape[1], frame.executed)
     return [states[: len(chunk)] for states, chunk in zip(padded, chunks, strict=True)]
 
 

@@ -83,8 +83,9 @@ OPTIONS: tuple[Option, ...] = (
         "backend",
         values.name,
         None,
-        "plugin that makes the decoder under test (default: the one installed, else ours); fast or walked: ours, by "
-        "fused steps where a block has one, as by default, or by the model's modules alone",
+        "plugin that makes the decoder under test (default: the one installed, else ours); fast, eager or walked: "
+        "ours, by fused steps where a block has one, on CUDA as captured graphs, as by default, by such steps with "
+        "nothing captured, or by the model's modules alone",
     ),
     Option(
         "decoder",

@@ -228,7 +228,7 @@ def test_a_parameter_put_in_anothers_place_counts():
 
 
 def test_a_backend_that_is_neither_is_refused():
-    with pytest.raises(BadArgument, match="fast, walked"):
+    with pytest.raises(BadArgument, match="fast, eager, walked"):
         CausalStepper(small_model("llama"), backend="compiled")
 
 

@@ -77,12 +77,15 @@ def test_ours_answers_last_and_can_be_named(
     run("-p", "one", "--emad-backend", "emad-walked").assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize(("given", "walk"), [("fast", "fast"), ("walked", "walked"), ("one", "fast"), (None, "fast")])
+@pytest.mark.parametrize(
+    ("given", "walk"),
+    [("fast", "fast"), ("eager", "eager"), ("walked", "walked"), ("one", "fast"), (None, "fast")],
+)
 def test_how_ours_walks_is_chosen_by_the_same_option(project: pytest.Pytester, given: str | None, walk: str) -> None:
     arguments = () if given is None else ("--emad-backend", given)
     config = project.parseconfig("-p", "no:cacheprovider", *arguments)
     assert settings(config).study.walk == walk
-    assert named(config) == (OURS if given in ("fast", "walked") else given)
+    assert named(config) == (OURS if given in ("fast", "eager", "walked") else given)
 
 
 def test_refusals_reach_the_test(project: pytest.Pytester, run: Run) -> None:

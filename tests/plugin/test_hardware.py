@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from emad_ref.errors import EmadError
-from emad_ref.evidence.machine import bandwidth, tolerances
+from emad_ref.evidence.machine import CHECKED, TIMED, bandwidth, graphs, tolerances
 from emad_ref.meters import machine
+from emad_ref.models.graphs import NothingCaptured
+from emad_ref.protocol import Unsupported
 from pytest_emad import hardware
+from tests.graphs import TapeEngine, capturing
 
 
 @pytest.fixture
@@ -64,6 +67,17 @@ def test_a_step_that_is_refused_takes_no_other_down(chosen, monkeypatch):
     assert hardware.failed(record) == ["cost model-0 float32"]
 
 
+def test_what_does_not_apply_to_a_device_is_on_record_and_no_failure(chosen):
+    chosen.models, chosen.dtypes, chosen.steps = ["emad-nano"], ["float32"], ["graphs"]
+    record = hardware.taken(chosen)
+    found = record["graphs emad-nano float32"]
+    assert (found["status"], found["reason"]) == (
+        "not applicable",
+        "no step of emad-nano is captured on cpu: it runs by fast",
+    )
+    assert hardware.failed(record) == []
+
+
 def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
     monkeypatch.setattr(hardware, "steps", given({}, {}))
     now = iter([0.0, 1.0, 2.0, 475.0, 476.0])  # of eight minutes; the second suite run would have five seconds
@@ -92,6 +106,7 @@ def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
         ({"status": "done", "largest difference": 0.1, "bound": 0.2}, False),
         ({"status": "done", "largest difference": 0.3, "bound": 0.2}, True),
         ({"status": "ended"}, True),
+        ({"status": "not applicable", "reason": "no engine"}, False),
     ],
 )
 def test_what_is_no_good_end(found: dict[str, Any], bad: bool):
@@ -121,6 +136,32 @@ def test_a_token_reads_all_weights_but_the_embedding():
     embedding = model.get_input_embeddings().weight.numel() if untied else 0
     assert found["bytes a token"] == 4 * (sum(each.numel() for each in model.parameters()) - embedding)
     assert found["share of bandwidth"] == pytest.approx(found["bytes/s"] / 1e9)
+
+
+def test_captured_steps_are_held_against_eager_ones_and_timed_beside_them(monkeypatch):
+    engines = capturing(monkeypatch)
+    found = graphs("emad-nano", "float32", "cpu")
+    assert 0 < found["largest difference"] <= found["bound"]
+    assert found["backend"] == "fast, captured graphs"
+    assert len(engines) == 1, "the other is eager"
+    assert engines[0].replays > TIMED
+    for name in ("eager", "generate"):
+        value, low, high = found[f"captured against {name}"]
+        assert low < value < high
+        assert found[f"{name}, seconds a token"] > 0
+
+
+def test_captures_that_are_given_up_are_not_timed_as_captured_ones(monkeypatch):
+    capturing(monkeypatch)
+    capture = TapeEngine.capture
+
+    def tires(engine: TapeEngine, function: Any) -> Any:
+        engine.refuses = "no memory" if engine.replays > 1.5 * CHECKED else ""  # a step and a readout of most tokens
+        return capture(engine, function)
+
+    monkeypatch.setattr(TapeEngine, "capture", tires)
+    with pytest.warns(NothingCaptured), pytest.raises(Unsupported, match=r"given up on cpu: .* no memory"):
+        graphs("emad-nano", "float32", "cpu")
 
 
 def test_without_the_device_it_says_so_at_once(tmp_path, capsys, monkeypatch):

@@ -20,11 +20,8 @@ from typing import Any
 
 from torch import nn
 
-from emad_ref.errors import BadArgument
 from emad_ref.models.fused import llama, neox, opt
 from emad_ref.models.fused.parts import Step
-
-FAST, WALKED = BACKENDS = ("fast", "walked")
 
 MAKERS: dict[str, Callable[[Any], Step | None]] = {**neox.MAKERS, **llama.MAKERS, **opt.MAKERS}
 # layers that steps compute by themselves, and those that do nothing in eval mode
@@ -35,12 +32,6 @@ def fused(block: nn.Module, kernel: str) -> Step | None:
     """The step of ``block`` for queries with a cache under an attention ``kernel``; None where there is none."""
     maker = MAKERS.get(type(block).__name__)
     return maker(block) if maker is not None and kernel == "sdpa" and _untouched(block) else None
-
-
-def require_backend(name: str) -> None:
-    """Refuse another backend than ``fast``, which takes the steps there are, and ``walked``, modules alone."""
-    if name not in BACKENDS:
-        raise BadArgument("backend", name, f"one of {', '.join(BACKENDS)}")
 
 
 def _untouched(block: nn.Module) -> bool:

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from emad_ref.models.stepper import Writer
-
 Pointwise = Callable[[Tensor], Tensor]
 Turns = tuple[Tensor, Tensor]
 
@@ -38,6 +36,14 @@ class Packed(NamedTuple):
     value: Tensor
 
 
+class Written(Protocol):
+    """What a step sees as its cache: ``models.stepper.Writer``, or the like over buffers of its own."""
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
+        """Store [rows, kv_heads, n, head_dim]; what to attend over, [rows, kv_heads, keys, head_dim]."""
+        ...
+
+
 class Given:
     """What one forward gives the fused steps of one station.
 
@@ -48,7 +54,7 @@ class Given:
 
     __slots__ = ("_packed", "_stacked", "causal", "mask", "turns", "writer")
 
-    def __init__(self, writer: Writer, mask: Tensor | None, turns: Turns | None, several: bool):
+    def __init__(self, writer: Written, mask: Tensor | None, turns: Turns | None, several: bool):
         self.writer, self.mask, self.turns, self.causal = writer, mask, turns, several and mask is None
         self._stacked: dict[int, Tensor] = {}
         self._packed: dict[tuple[int, ...], Packed] = {}

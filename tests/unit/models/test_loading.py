@@ -65,13 +65,13 @@ class TestFolder:
         CausalStepper(loaded.model)
 
     def test_a_backend_is_kept_and_said(self, folder: Path) -> None:
-        for backend, steps in (("fast", True), ("walked", False)):
+        for backend, steps in (("fast", True), ("eager", True), ("walked", False)):
             loaded = load(str(folder), backend=backend)
             assert loaded.facts["backend"] == loaded.provenance["backend"] == backend
             assert all((step is not None) == steps for step in loaded.stepper._steps)
         again = Whence.of(loaded).load()
         assert again.provenance["backend"] == "walked"
-        with pytest.raises(BadArgument, match="backend='other', but expected one of fast, walked"):
+        with pytest.raises(BadArgument, match="backend='other', but expected one of fast, eager, walked"):
             load(str(folder), backend="other")
 
     def test_float32_unless_asked(self, folder: Path) -> None:

@@ -290,8 +290,9 @@ class TestFrame:
 
     def test_no_mask_where_none_is_needed(self, neox: Stepper) -> None:
         cache, (station,) = neox.new_cache(2), neox.stations
-        assert neox.frame(at([7, 7], 1), cache).prepared.arguments(station)["attention_mask"] is None
-        ragged = neox.frame(at([7, 3], 1), cache).prepared.arguments(station)["attention_mask"]
+        together, apart = (neox.frame(at(starts, 1), cache) for starts in ([7, 7], [7, 3]))
+        assert together.prepared.arguments(station)["attention_mask"] is None
+        ragged = apart.prepared.arguments(station)["attention_mask"]
         assert (ragged == 0).sum(dim=-1).flatten().tolist() == [8, 4]
 
     @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""An engine of captured graphs for the CPU: operations noted once, then repeated on the same tensors.
+
+    made = capturing(monkeypatch); CausalStepper(model)        # its steps are captured, as on CUDA
+
+What a graph of CUDA's bakes in is baked in here: tensors by where they lie, and everything else an operation was called
+with, numbers and shapes, as they were. So a position, length or mask that Python computed while it was captured stays
+what it was, and is seen. Refused, as by a stream that captures: numbers that come from the device, and tensors that are
+made from the host's. What a graph reads it does not keep alive: a tensor that is gone is an error, for its address is
+another's by then. Results lie in memory that all graphs share: once one is replayed, those of all others are NaN.
+
+Not emulated: streams, kernels, memory that a capture frees.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from emad_ref.models import graphs
+from emad_ref.models.graphs import NotCaptured
+
+# those that wait for the device, or bring something from the host
+REFUSED = frozenset({"_local_scalar_dense", "nonzero", "equal", "is_nonzero", "masked_select", "lift_fresh", "lift"})
+
+
+class Freed(RuntimeError):
+    """A graph reads a tensor that is gone."""
+
+
+class Tape(TorchDispatchMode):
+    """Notes what runs inside; ``play`` repeats it. Tensors that were there before are not kept alive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any]] = []
+        self._made: dict[int, Tensor] = {}  # alive, so that no other has their number
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.overloadpacket.__name__ in REFUSED:
+            raise NotCaptured(f"{function}: operation not permitted when stream is capturing")
+        result = function(*args, **(kwargs or {}))
+        given = tree_map(self._noted, (args, kwargs or {}))
+        leaves = [leaf if isinstance(leaf, Tensor) else None for leaf in tree_leaves(result)]
+        for leaf in leaves:
+            if leaf is not None and not any(leaf is each for each in tree_leaves((args, kwargs))):
+                self._made[id(leaf)] = leaf
+        self._calls.append((function, given, [None if leaf is None else id(leaf) for leaf in leaves]))
+        return result
+
+    def _noted(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        return Made(id(leaf)) if id(leaf) in self._made else weakref.ref(leaf)
+
+    def play(self, wanted: Tensor) -> Tensor:
+        """What became of ``wanted``, a tensor that was made while this was recorded."""
+        now: dict[int, Tensor] = {}
+
+        def current(leaf: Any) -> Any:
+            if isinstance(leaf, Made):
+                return now[leaf.number]
+            if not isinstance(leaf, weakref.ref):
+                return leaf
+            there = leaf()
+            if there is None:
+                raise Freed("a graph reads a tensor that is gone")
+            return there
+
+        for function, (args, kwargs), numbers in self._calls:
+            after = function(*tree_map(current, args), **tree_map(current, kwargs))
+            for number, new in zip(numbers, tree_leaves(after), strict=True):
+                if number in self._made:
+                    now[number] = new
+        return now[id(wanted)]
+
+
+@dataclass(frozen=True)  # no tuple: trees of arguments are mapped leaf by leaf
+class Made:
+    """A tensor that a recorded operation made, by its number."""
+
+    number: int
+
+
+class TapeEngine:
+    """``captures`` and ``replays`` count; ``refuses``: a reason to refuse every capture."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.captures = self.replays = 0
+        self.refuses = ""
+        self._results: list[Tensor] = []
+
+    def capture(self, function: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        if self.refuses:
+            raise NotCaptured(self.refuses)
+        self.captures += 1
+        function()  # the warm-up
+        with Tape() as tape:
+            noted = function()
+        mine = noted.clone()
+        self._results.append(mine)
+
+        def replay() -> Tensor:
+            self.replays += 1
+            for result in self._results:
+                result.fill_(torch.nan)
+            return mine.copy_(tape.play(noted))
+
+        return replay
+
+
+def capturing(monkeypatch: Any) -> list[TapeEngine]:
+    """Steppers that are made from here on capture on the CPU; their engines, as they are made."""
+    made: list[TapeEngine] = []
+
+    def engine(device: torch.device) -> TapeEngine:
+        made.append(TapeEngine(device))
+        return made[-1]
+
+    monkeypatch.setitem(graphs.ENGINES, "cpu", engine)
+    return made
