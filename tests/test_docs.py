@@ -148,6 +148,12 @@ def test_a_file_shown_on_two_pages_is_one_file() -> None:
 # ---------------------------------------------------------------- what is shown
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_a_fence_has_a_line_of_its_own(name: str) -> None:
+    """One that is stuck to the end of a line closes nothing: what follows is shown as code, and its block not read."""
+    assert [line for line in PAGES[name].splitlines() if "```" in line.lstrip("` ")] == []
+
+
 def test_outputs_of_suites_are_shown() -> None:
     assert [block.mark for _, block in SUITES] == [
         "output: emad-tiny",
