@@ -8,7 +8,7 @@
 
 A process starts anew and imports what it needs: no copy of a process that holds locks or a device. The number of
 threads is said and not guessed, because sums of floats depend on it, and results shall not depend on the machine that
-a run was started from. It ends with the process that started it, however that ends: nobody works for a run that is gone.
+a run was started from. It ends with the process that started it: nobody works on for a run that was killed.
 """
 
 from __future__ import annotations

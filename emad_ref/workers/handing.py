@@ -5,9 +5,9 @@
 As many units are out as the crew can hold, and no more: a corpus of any length passes in constant memory. Whoever adds
 results up does so in their order, so that sums are those of one worker, bit for bit.
 
-A worker that dies takes the unit with it that it had, which is handed out again; what others are at goes on. A unit that
-is lost ``LOST`` times in a row is taken to be what kills them. An exception of the function itself is the caller's:
-nothing is tried again.
+A worker that dies takes the unit with it that it had, which is handed out again when its turn has come; what others are
+at goes on. A unit that is lost ``LOST`` times in a row is taken to be what kills them. An exception of the function
+itself is the caller's: nothing is tried again.
 
 What takes time or energy is not handed to workers that share a machine: ``with_room`` hands it out when all the rest is
 done, to as many of them as there are machines.
