@@ -11,20 +11,15 @@ import re
 
 import pytest
 
-from pytest_emad.options import settings
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def take_one(config: pytest.Config) -> None:
-    """Of the GPUs that this worker sees the one of its number, counted round. Before a model is loaded.
+def take_one(worker: str) -> None:
+    """Of the GPUs that this process sees the one of ``worker``'s number, counted round.
 
     Raises:
-        pytest.UsageError: somebody has looked at the GPUs already, and they stay as they are for this process.
+        pytest.UsageError: CUDA was started here before, and sees what it saw then.
     """
-    worker = getattr(config, "workerinput", None)
-    if worker is None or settings(config).study.device != "cuda":
-        return
     import torch
 
     count = torch.cuda.device_count()  # by NVML, which leaves CUDA alone
@@ -32,7 +27,7 @@ def take_one(config: pytest.Config) -> None:
         return
     given = os.environ.get(VISIBLE)
     names = given.split(",") if given else [str(number) for number in range(count)]
-    os.environ[VISIBLE] = mine = names[_number(worker["workerid"]) % count].strip()
+    os.environ[VISIBLE] = mine = names[_number(worker) % count].strip()
     if torch.cuda.device_count() != 1:
         raise pytest.UsageError(
             f"--emad-device cuda under -n: this worker should see GPU {mine} alone, and sees {count}, for CUDA was "

@@ -24,7 +24,6 @@ from pytest_emad import (
     caches,
     choosing,
     commandline,
-    devices,
     fixtures,
     hookspecs,
     installed,
@@ -202,7 +201,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
         if marked or any(installed.is_ours(item) for item in items):
             backends.check(config)
         if any(choosing.judges(item) for item in items):
-            devices.take_one(config)
+            _take_device(config)
         _keep_what_is_asked(config, items)
         items[:] = order.by_folder(items)
     except pytest.UsageError as error:
@@ -235,6 +234,15 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             raise
         attendance.refused(item)
         pytest.skip(f"not applicable ({refusal})")
+
+
+def _take_device(config: pytest.Config) -> None:
+    """Before a model is loaded; for one process nothing changes."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and settings(config).study.device == "cuda":
+        from pytest_emad import devices  # not at the start of every run
+
+        devices.take_one(worker["workerid"])
 
 
 def _check_marker(item: pytest.Item) -> None:

@@ -31,9 +31,6 @@ class Job(Future[R]):
     def done(self) -> bool:
         return self._job.done()
 
-    def cancelled(self) -> bool:
-        return False
-
     def cancel(self) -> bool:
         """Asks Slurm to; whether it does in time is not known."""
         self._job.cancel()

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from emad_ref.files import BadFile, append, write_atomically
-from emad_ref.report.failing import demanded
 from emad_ref.report.reading import REPORT, State
 from pytest_emad import attendance
 from pytest_emad.options import register, settings
@@ -124,6 +123,8 @@ class Reporting:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
         if (self.run.results or gate.require) and self.run.state != "usage error":
+            from emad_ref.report.failing import demanded  # not at the start of every run
+
             self.run.failures += demanded(self.run.described(int(session.exitstatus)), register(self.config))
         if self.run.state == "complete" and self.run.judging:
             self.run.require_decisions(int(session.exitstatus))

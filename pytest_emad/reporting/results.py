@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from emad_ref.files import write_atomically
-from emad_ref.report.parts import add_point
 from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
 from pytest_emad.attendance import KIND, SHIPPED
 from pytest_emad.options import Settings
@@ -76,6 +75,8 @@ class Results:
         }
         for kind, value in read_properties(properties):
             if kind == POINT:
+                from emad_ref.report.parts import add_point  # not at the start of every run
+
                 add_point(self.points, value)
             elif kind == AUDIT:
                 self.audits.append({"test": nodeid} | value)
