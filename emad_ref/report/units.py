@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from emad_ref import __version__
-from emad_ref.files import BadFile, read_json, write_atomically
+from emad_ref.files import BadFile, read_json, remove, write_atomically
 from emad_ref.report import begun
 from emad_ref.report.parts import Asked, put_together
 from emad_ref.report.reading import REPORT, BadReport, Report, read_report
@@ -51,6 +51,7 @@ class Unit:
         if (before := self.before()) is not None:
             return before
         self.folder.mkdir(parents=True, exist_ok=True)
+        remove(self.folder / DONE, DONE)  # what is begun again is not done, and may be killed half way
         status = held.status("pytest", self.words, self.folder / LOG, folder=self.start)
         if status in JUDGED:
             mark = {"identity": self.identity, "status": status}
