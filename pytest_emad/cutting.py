@@ -18,7 +18,7 @@ import pytest
 
 from emad_ref.files import write_atomically
 from emad_ref.report.shipped import PREFIX
-from pytest_emad import choosing, installed
+from pytest_emad import choosing, installed, order
 from pytest_emad.attendance import Attendance
 
 MEASURING, REST = "measuring", "rest"
@@ -52,7 +52,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         "deselected": attended.deselected,
         "parts": [
             {"folder": folder, "measures": each, "only": [REST, MEASURING][each] if len(kinds) > 1 else None}
-            for folder, kinds in measuring.items()
+            for folder, kinds in sorted(measuring.items(), key=lambda each: order.rank(each[0]))
             for each in sorted(kinds)
         ],
     }

@@ -30,6 +30,7 @@ from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile, require_writable, write_atomically
 from emad_ref.report import begun
+from emad_ref.report.provenance import commit
 from emad_ref.report.reading import Report
 from emad_ref.report.units import CUT, JUDGED, LOG, Unit, everywhere, folder_name, summary, what_was_cut, whole
 from emad_ref.workers.address import workers_at
@@ -66,8 +67,9 @@ def options(model: str, chosen: argparse.Namespace) -> dict[str, object]:
 
 
 def identity(model: str, part: str, chosen: argparse.Namespace) -> dict[str, str]:
+    """What a unit is asked, by whom: one that differs in any of it is judged again."""
     asked = {name: str(getattr(chosen, name)) for name in ("budget", "suites", "data", "device")}
-    return asked | {"model": model, "part": part, "version": __version__}
+    return asked | {"model": model, "part": part, "version": __version__, "commit": str(commit())}
 
 
 def cut(model: str, folder: Path, chosen: argparse.Namespace) -> int:

@@ -19,7 +19,8 @@ PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]
 def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
     options = {"model": tiny, "budget": "smoke", "device": "cpu", "report": tmp_path / "at-once"}
     apart.status(apart.command([str(SUITES)], options), tmp_path / "at-once.txt")
-    reproduce.main([str(tiny), "--out", str(tmp_path / "out"), "--suites", str(SUITES), "--budget", "smoke"])
+    words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
+    reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
     found, wanted = (
         read_report(place) for place in (tmp_path / "out" / reproduce.folder_name(str(tiny)), tmp_path / "at-once")
     )
