@@ -111,3 +111,10 @@ def test_what_cannot_run_is_status_four_and_is_tried_again(tmp_path, capsys):
 def test_models_whose_folders_would_collide_are_refused(asked):
     with pytest.raises(SystemExit):
         asked("a/b", "a-b")
+
+
+def test_a_unit_of_another_commit_is_another(monkeypatch):
+    chosen = SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
+    before = reproduce.identity("one", "p", chosen)
+    monkeypatch.setattr(reproduce, "commit", lambda: "another")
+    assert reproduce.identity("one", "p", chosen) != before
