@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -43,7 +44,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     file = session.config.getoption("--emad-cut")
     if file is None:
         return
-    attended: Attendance = session.config.pluginmanager.get_plugin("emad-attendance")
+    attended = cast(Attendance, session.config.pluginmanager.get_plugin("emad-attendance"))
     measuring: dict[str, set[bool]] = {}  # folder → whether tests of it measure
     for item, folder in zip(session.items, _folders(session), strict=True):
         measuring.setdefault(folder, set()).add(choosing.measures(item))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.report.reading import read_report
+from emad_ref.report.units import folder_name
 from emad_ref.verdict.claims import load_register
 from emad_ref.verdict.known import MACHINE_BOUND
 from pytest_emad import apart, reproduce
@@ -21,9 +22,7 @@ def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
     apart.status(apart.command([str(SUITES)], options), tmp_path / "at-once.txt")
     words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
     reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
-    found, wanted = (
-        read_report(place) for place in (tmp_path / "out" / reproduce.folder_name(str(tiny)), tmp_path / "at-once")
-    )
+    found, wanted = (read_report(place) for place in (tmp_path / "out" / folder_name(str(tiny)), tmp_path / "at-once"))
     assert list(found["run"]["parts"]) == PARTS
     timed = {name for name, row in load_register().items() if row.requires in MACHINE_BOUND}
     mine, theirs = ({claim["id"]: claim for claim in report["claims"]} for report in (found, wanted))
