@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
 from emad_ref.report import begun
@@ -240,9 +240,13 @@ def _take_device(config: pytest.Config) -> None:
     """Before a model is loaded; for one process nothing changes."""
     worker = getattr(config, "workerinput", None)
     if worker is not None and settings(config).study.device == "cuda":
-        from pytest_emad import devices  # not at the start of every run
+        from emad_ref.workers.devices import take_one  # not at the start of every run
 
-        devices.take_one(worker["workerid"])
+        number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
+        try:
+            take_one(int(number) if number.isdecimal() else 0)
+        except BadArgument as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def _check_marker(item: pytest.Item) -> None:

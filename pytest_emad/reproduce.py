@@ -16,7 +16,6 @@ Exit status: 0 all claims decided as the gates ask, 1 some gate says no, 4 some 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,11 +27,11 @@ from emad_ref import __version__
 from emad_ref.cli.parsing import executor_argument
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
-from emad_ref.files import BadFile, require_writable, write_atomically
+from emad_ref.files import BadFile, require_writable
 from emad_ref.report import begun
 from emad_ref.report.provenance import commit
 from emad_ref.report.reading import Report
-from emad_ref.report.units import CUT, JUDGED, LOG, Unit, everywhere, folder_name, summary, what_was_cut, whole
+from emad_ref.report.units import CUT, JUDGED, LOG, Unit, everywhere, folder_name, summed_up, what_was_cut, whole
 from emad_ref.workers.address import workers_at
 from emad_ref.workers.handing import Crew, WorkersLost
 from pytest_emad import apart
@@ -112,7 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except WorkersLost as error:  # what was judged is kept, and found again by the next command
         print(error)
         return UNMADE
-    return told(chosen.out, statuses, reports)
+    print(summed_up(statuses, reports, chosen.out))
+    return max(statuses.values()) if set(statuses.values()) <= set(JUDGED) else UNMADE
 
 
 def judged(
@@ -144,22 +144,6 @@ def judged(
                 print(f"{model}: {error}")
                 statuses[model] = UNMADE
     return statuses, reports
-
-
-def told(out: Path, statuses: Mapping[str, int], reports: Sequence[Report]) -> int:
-    """Write and print what all models came to; the command's exit status."""
-    from emad_ref.report.folder import write_pages
-    from emad_ref.report.tables import claims_table
-
-    found = summary(statuses, reports)
-    write_atomically(out / "summary.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    text = claims_table(found["claims"])
-    failed = [f"{model}: status {status}, see {LOG}" for model, status in statuses.items() if status not in JUDGED]
-    write_atomically(out / "summary.txt", "\n".join([text, *failed]) + "\n")
-    print("\n".join([text, *failed]))
-    if reports:
-        print(f"{out}: {write_pages(reports, out)}")
-    return UNMADE if failed else max(statuses.values())
 
 
 if __name__ == "__main__":

@@ -115,10 +115,21 @@ def whole(units: Sequence[Unit], folder: Path, command: Sequence[str]) -> Report
     return found
 
 
-def summary(statuses: Mapping[str, int], reports: Sequence[Report]) -> dict[str, Any]:
-    """Claims of every model that has a report, and the status of each."""
+def summed_up(statuses: Mapping[str, int], reports: Sequence[Report], out: Path) -> str:
+    """What all models came to, in words: their claims as a table, who could not be judged. Written, with the pages.
+
+    ``statuses``: of each model; ``reports``: of those that have one.
+    """
+    from emad_ref.report.folder import write_pages  # they bring tabulate
+    from emad_ref.report.tables import claims_table
+
     claims = [claim for report in reports for claim in report["claims"]]
-    return {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+    found = {"schema": 1, "version": __version__, "status": dict(statuses), "claims": claims}
+    write_atomically(out / "summary.json", json.dumps(found, indent=1, ensure_ascii=False) + "\n")
+    failed = [f"{model}: status {status}, see {LOG}" for model, status in statuses.items() if status not in JUDGED]
+    text = "\n".join([claims_table(claims), *failed])
+    write_atomically(out / "summary.txt", text + "\n")
+    return f"{text}\n{out}: {write_pages(reports, out)}" if reports else text
 
 
 def folder_name(model: str) -> str:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from pytest_emad.devices import VISIBLE, take_one
+from emad_ref.errors import BadArgument
+from emad_ref.workers.devices import VISIBLE, take_one
 
 
 @pytest.fixture
@@ -31,19 +32,18 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str | None], None
 @pytest.mark.parametrize(
     ("count", "visible", "worker", "taken"),
     [
-        (4, None, "gw0", "0"),
-        (4, None, "gw3", "3"),
-        (4, None, "gw6", "2"),
-        (8, "5, 7", "gw1", "7"),
-        (8, "GPU-8932f937,MIG-0c757cd7", "gw2", "GPU-8932f937"),
-        (4, None, "mine", "0"),
-        (1, None, "gw1", None),
-        (0, None, "gw1", None),
-        (4, "3", "gw1", "3"),
+        (4, None, 0, "0"),
+        (4, None, 3, "3"),
+        (4, None, 6, "2"),
+        (8, "5, 7", 1, "7"),
+        (8, "GPU-8932f937,MIG-0c757cd7", 2, "GPU-8932f937"),
+        (1, None, 1, None),
+        (0, None, 1, None),
+        (4, "3", 1, "3"),
     ],
 )
 def test_a_worker_takes_the_gpu_of_its_number(
-    machine: Callable[..., None], count: int, visible: str | None, worker: str, taken: str | None
+    machine: Callable[..., None], count: int, visible: str | None, worker: int, taken: str | None
 ) -> None:
     machine(count, visible)
     take_one(worker)
@@ -55,5 +55,5 @@ def test_a_worker_whose_gpus_somebody_else_has_started_says_so(
 ) -> None:
     machine(2, None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(pytest.UsageError, match="this worker should see GPU 1 alone, and sees 2"):
-        take_one("gw1")
+    with pytest.raises(BadArgument, match="expected that worker 1 sees GPU 1 alone, and not all 2"):
+        take_one(1)
