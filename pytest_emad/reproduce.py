@@ -84,7 +84,8 @@ def units_of(model: str, folder: Path, chosen: argparse.Namespace) -> list[Unit]
 
 
 def _unit(model: str, part: Mapping[str, Any], folder: Path, chosen: argparse.Namespace) -> Unit:
-    name = part["folder"] or Path(chosen.suites).stem
+    whole_of_it = Path(chosen.suites).stem if Path(chosen.suites).exists() else chosen.suites.rpartition(".")[2]
+    name = part["folder"] or whole_of_it
     name = f"{name}-{part['only']}" if part["only"] else name
     only = [*CUTTING, f"--emad-part={part['only']}"] if part["only"] else []
     where = apart.places(chosen.suites, [part["folder"]] if part["folder"] else [])

@@ -165,6 +165,16 @@ def test_what_measures_is_alone_and_a_killed_worker_costs_its_unit_only(
         assert found[each] == wanted[each], each
 
 
+def test_installed_suites_are_cut_by_their_folders(wheel_layout: Path, project: pytest.Pytester) -> None:
+    words = ["--out", "out", "--suites", "pytest_emad.suites", "--budget", "smoke", "m"]
+    done = project.run(sys.executable, "-m", "pytest_emad.reproduce", *words)
+    assert done.ret == 0, done.outlines
+    found = read_report(project.path / "out" / "m")
+    assert list(found["run"]["parts"]) == ["claims", "cost"]
+    assert found["run"]["asked"] == ["suites"]
+    assert len(found["tests"]) == 2
+
+
 @pytest.mark.slow
 def test_whoever_is_killed_leaves_nobody_at_work(place: Path) -> None:
     """A pytest ends with the process that waits for it: what is resumed finds its folder to itself."""

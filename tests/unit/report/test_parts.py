@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from emad_ref.report.failing import decided
 from emad_ref.report.parts import Asked, PartsDisagree, put_together
 from emad_ref.report.unasked import ABOVE
 from tests.unit.report.sample import passed, report_2, verdict
@@ -123,6 +124,32 @@ def test_what_a_part_alone_leaves_open_fails_the_whole_only_where_no_part_decide
     found = put_together(parts(["quality", "energy"]), ASKED, [])
     assert found["run"]["failures"] == ["--emad-require energy: no claim that needs it was decided in this run"]
     assert found["run"]["exit_status"] == 1
+
+
+def test_a_test_that_one_part_leaves_out_is_missing_only_where_no_other_ran_it() -> None:
+    """Of another's decoder, of which nothing asked may be left open."""
+    shipped = ["suites/claims/test_a.py::test_it", "suites/claims/test_b.py::test_it"]
+    asked = {"asked": ["suites/claims"]}
+
+    def alone(test: str, shipped: list[str]) -> dict[str, Any]:
+        made = part(
+            "EMAD-E1" if test == "test_a" else "EMAD-F2", f"claims/{test}.py", decoder=report_2()["decoder"], run=asked
+        )
+        reasons, _ = decided(made, shipped)
+        assert len(reasons) == len(shipped) - 1
+        return made | {"run": made["run"] | {"failures": reasons, "exit_status": 1}}
+
+    def whole(shipped: list[str]) -> dict[str, Any]:
+        parts = {"claims-rest": alone("test_a", shipped), "claims-measuring": alone("test_b", shipped)}
+        run: dict[str, Any] = put_together(parts, Asked(["suites/claims"], [], []), shipped)["run"]
+        return run
+
+    assert (whole(shipped)["failures"], whole(shipped)["exit_status"]) == ([], 0)
+    run = whole([*shipped, "suites/claims/test_c.py::test_it"])
+    assert ([failure.partition(";")[0] for failure in run["failures"]], run["exit_status"]) == (
+        ["suites/claims/test_c.py::test_it: no test of it was collected"],
+        1,
+    )
 
 
 def test_what_failed_in_a_part_fails_the_whole() -> None:
