@@ -12,6 +12,7 @@ import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import BACKENDS
+from emad_ref.report.providers import ANSWERED, CAME_OF_IT, DECLINED, NONE
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 HOOK = "pytest_emad_make_decoder"
 OURS = "emad-walked"
 DISTANT = "emad-distant"
-ANSWERED, DECLINED, NONE = "answered", "declined", "none"
 
 COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
 
@@ -128,7 +128,7 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     for name in known if wanted is None else [wanted]:
         others = [plugin for other, plugin in known.items() if other != name]
         caller = config.pluginmanager.subset_hook_caller(HOOK, remove_plugins=others)
-        count = counts.setdefault(name, dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+        count = counts.setdefault(name, dict.fromkeys(CAME_OF_IT, 0))
         try:
             decoder: Decoder | None = caller(config=config, request=request)
         except Unsupported:

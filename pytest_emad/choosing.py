@@ -8,7 +8,7 @@ or is about a pair that was named or an exit that was brought.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -28,6 +28,11 @@ def marker(item: pytest.Item) -> dict[str, Any]:
     """The nearest ``emad`` marker's arguments with their defaults."""
     nearest = item.get_closest_marker("emad")
     return {"claim": None, "budget": "smoke", "measures": False} | (dict(nearest.kwargs) if nearest else {})
+
+
+def measures(item: pytest.Item) -> bool:
+    """Whether ``item`` takes time or energy, and so needs the machine to itself."""
+    return bool(marker(item)["measures"]) or installed.is_cost(item)
 
 
 def judges(item: pytest.Item) -> bool:
@@ -57,14 +62,3 @@ def _asked_for(claim: str | None, of_pair: bool, chosen: Settings, register: Map
     wanted = claim in chosen.only or chosen.all_claims or (of_pair and chosen.pair_named)
     wanted = wanted or (chosen.study.exit is not None and claim.startswith(OF_EXITS))
     return wanted or register[claim].gates(chosen.gate_claims)
-
-
-def gates_left_out(
-    deselected: Iterable[Mapping[str, Any]], register: Mapping[str, Claim], chosen: Settings
-) -> Iterator[str]:
-    """A gate that nobody asked is not green for ``--emad-require``: one reason each to fail the run."""
-    left = dict.fromkeys(entry["claim"] for entry in deselected if entry["why"] == LEFT_OUT)
-    for name in left:
-        row = register.get(name)
-        if row is not None and row.requires in chosen.gating.require and row.gates(chosen.gate_claims):
-            yield f"--emad-require {row.requires}: {name} gates, and was {LEFT_OUT}"

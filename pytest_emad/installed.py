@@ -17,7 +17,6 @@ import pytest
 import emad_ref
 import pytest_emad
 from emad_ref.report import shipped as suites_source
-from emad_ref.report.missing import DECIDING, WHOSE, waivable
 from emad_ref.report.provenance import DISTRIBUTION, installed_version
 from emad_ref.report.shipped import shipped_name
 from pytest_emad.options import settings
@@ -137,8 +136,11 @@ def check_waivers(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: one does not.
     """
-    waivers = settings(config).waive
-    known = waivable(shipped_tests()) if waivers else []
+    if not (waivers := settings(config).waive):
+        return
+    from emad_ref.report.missing import DECIDING, WHOSE, waivable  # not at the start of every run
+
+    known = waivable(shipped_tests())
     for of, _ in waivers:
         if of not in known:
             claims = ", ".join(DECIDING)

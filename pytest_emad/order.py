@@ -20,12 +20,12 @@ FOLDERS = ("invariants", "fidelity", "claims", "cost", "ablations")
 def by_folder(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """``items``, ours by the folder of ``suites`` they stand in and within one as they were collected."""
     ours = {place: file for place, item in enumerate(items) if (file := shipped_file(item.path)) is not None}
-    moved = iter(sorted(ours, key=lambda place: _folder(ours[place])))
+    moved = iter(sorted(ours, key=lambda place: rank(ours[place].split("/")[1])))
     return [items[next(moved)] if place in ours else item for place, item in enumerate(items)]
 
 
-def _folder(file: str) -> int:
-    folder = file.split("/")[1]
+def rank(folder: str) -> int:
+    """When the tests of a folder of ``suites`` run, before or after those of others."""
     return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
 
@@ -44,14 +44,14 @@ def gates_first(items: Sequence[pytest.Item], gating: Collection[str], exact: Co
         model = asked or model
         parts[-1].append(item)
 
-    def rank(item: pytest.Item) -> int:
+    def when(item: pytest.Item) -> int:
         asked = marker(item)
         if asked["claim"] not in gating or asked["measures"] or not is_ours(item):
             return 3
         return 0 if _model_of(item) is None else 1 if asked["claim"] in exact else 2
 
-    first = [item for item in items if rank(item) == 0]
-    return [*first, *(item for part in parts for item in sorted(part, key=rank) if rank(item) > 0)]
+    first = [item for item in items if when(item) == 0]
+    return [*first, *(item for part in parts for item in sorted(part, key=when) if when(item) > 0)]
 
 
 def _model_of(item: pytest.Item) -> object:

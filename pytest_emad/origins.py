@@ -7,7 +7,6 @@ A run that judged our own decoder where another was meant must not pass for a ru
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from pytest_emad.backends import ANSWERED, COUNTS, DECLINED, HOOK, NONE, OURS, named, providers
+from emad_ref.report.providers import CAME_OF_IT
+from pytest_emad.backends import COUNTS, HOOK, OURS, named, providers
 
 
 def asked_so_far(config: pytest.Config) -> list[dict[str, Any]]:
@@ -23,28 +23,10 @@ def asked_so_far(config: pytest.Config) -> list[dict[str, Any]]:
     counts, wanted = config.stash.get(COUNTS, {}), named(config)
     return [
         {"name": origin(config, name, plugin), "plugin": name, "foreign": name != OURS}
-        | counts.get(name, dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
+        | counts.get(name, dict.fromkeys(CAME_OF_IT, 0))
         for name, plugin in providers(config).items()
         if wanted in (None, name)
     ]
-
-
-def together(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """What several processes counted, as if one had."""
-    found: dict[str, dict[str, Any]] = {}
-    for part in parts:
-        for provider in part:
-            known = found.setdefault(provider["plugin"], dict(provider) | dict.fromkeys((ANSWERED, DECLINED, NONE), 0))
-            for what in (ANSWERED, DECLINED, NONE):
-                known[what] += provider[what]
-    return list(found.values())
-
-
-def whose(asked: Iterable[Mapping[str, Any]]) -> str:
-    """The decoder under test in words: who answered, or who is going to be asked first."""
-    asked = list(asked)
-    names = [provider["name"] for provider in asked if provider[ANSWERED] or provider[DECLINED]]
-    return " and ".join(names or [provider["name"] for provider in asked[:1]])
 
 
 def origin(config: pytest.Config, name: str, plugin: object) -> str:

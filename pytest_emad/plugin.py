@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.errors import EmadError
+from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
 from emad_ref.report import begun
 from emad_ref.report.provenance import torch_threads
+from emad_ref.report.providers import whose
 from pytest_emad import (
     afresh,
     attendance,
@@ -146,7 +147,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: Sequence[pytest
 
 
 def _header(config: pytest.Config) -> list[str]:
-    return header(settings(config), origins.whose(origins.asked_so_far(config)))
+    return header(settings(config), whose(origins.asked_so_far(config)))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -199,19 +200,21 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             _check_marker(item)
         if marked or any(installed.is_ours(item) for item in items):
             backends.check(config)
+        if any(choosing.judges(item) for item in items):
+            _take_device(config)
         _keep_what_is_asked(config, items)
         items[:] = order.by_folder(items)
-        _refuse_parallel_measuring(config, items)
     except pytest.UsageError as error:
-        if not hasattr(config, "workerinput"):
-            raise
-        items.clear()
-        _tell_controller(config, str(error))
+        _refuse(config, items, error)
 
 
 @pytest.hookimpl(specname="pytest_collection_modifyitems", trylast=True)
 def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """When pytest has put each model's tests together."""
+    """When pytest has put each model's tests together, and left out what ``-k`` and ``-m`` leave out."""
+    try:
+        _refuse_parallel_measuring(config, items)
+    except pytest.UsageError as error:
+        _refuse(config, items, error)
     if not any(map(installed.is_ours, items)):
         return
     gating = {name for name, row in register(config).items() if row.gates(settings(config).gate_claims)}
@@ -231,6 +234,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             raise
         attendance.refused(item)
         pytest.skip(f"not applicable ({refusal})")
+
+
+def _take_device(config: pytest.Config) -> None:
+    """Before a model is loaded; for one process nothing changes."""
+    worker = getattr(config, "workerinput", None)
+    if worker is not None and settings(config).study.device == "cuda":
+        from emad_ref.workers.devices import take_one  # not at the start of every run
+
+        number = worker["workerid"].removeprefix("gw")  # one that was given a name has none, and shares the first GPU
+        try:
+            take_one(int(number) if number.isdecimal() else 0)
+        except BadArgument as error:
+            raise pytest.UsageError(str(error)) from error
 
 
 def _check_marker(item: pytest.Item) -> None:
@@ -261,27 +277,28 @@ def _keep_what_is_asked(config: pytest.Config, items: list[pytest.Item]) -> None
 def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Processes that share cores slow one another down: times taken that way say nothing."""
     workers = getattr(config, "workerinput", {}).get("workercount", 0)
-    measuring = [item for item in items if choosing.marker(item)["measures"] or installed.is_cost(item)]
+    measuring = [item for item in items if choosing.measures(item)]
     if workers > 1 and measuring:
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
-            f"use -n 0 or -n 1{_in_parallel(items, measuring)}"
+            f"use -n 0 or -n 1{_in_parallel(items)}"
         )
 
 
-def _in_parallel(items: list[pytest.Item], measuring: list[pytest.Item]) -> str:
-    """The folders of our suites in which nothing measures."""
-    folders, busy = (
-        {file.rpartition("/")[0] for item in some if (file := installed.shipped_file(item.path))}
-        for some in (items, measuring)
-    )
-    free = " ".join(sorted(folders - busy))
-    return f", or ask in parallel for what measures nothing: {free}" if free else ""
+def _in_parallel(items: list[pytest.Item]) -> str:
+    """What of our suites measures nothing: folders, and of those that also hold others a part."""
+    ours = [(file.rpartition("/")[0], item) for item in items if (file := installed.shipped_file(item.path))]
+    free, busy = ({folder for folder, item in ours if choosing.measures(item) is each} for each in (False, True))
+    words = [*sorted(free), *(["-m 'not emad(measures=True)'"] if free & busy else [])]
+    return f", or ask in parallel for what measures nothing: {' '.join(words)}" if words else ""
 
 
-def _tell_controller(config: pytest.Config, message: str) -> None:
+def _refuse(config: pytest.Config, items: list[pytest.Item], error: pytest.UsageError) -> None:
     """A worker's usage error would be lost: xdist sends failed collections to the controller, so it goes as one."""
-    report = pytest.CollectReport(nodeid=REFUSAL, outcome="failed", longrepr=message, result=[])
+    if not hasattr(config, "workerinput"):
+        raise error
+    items.clear()
+    report = pytest.CollectReport(nodeid=REFUSAL, outcome="failed", longrepr=str(error), result=[])
     config.hook.pytest_collectreport(report=report)
 
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 from emad_ref.files import BadFile, read_json, require_writable
+from emad_ref.report.units import JUDGED
 from pytest_emad import apart
-from pytest_emad.apart import JUDGED
 
 SEEDS = (0, 1, 2)  # as many as must agree
 CORPORA = ("world:premise", "world:mixed")

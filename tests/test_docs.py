@@ -13,7 +13,7 @@ from emad_ref.cli import parser
 from emad_ref.models.loading import load
 from emad_ref.verdict.claims import OUTCOMES, load_register
 from emad_ref.verdict.known import MACHINE_BOUND, SEED_DEPENDENT, Circumstances, key_of, known_verdicts, shipped
-from pytest_emad import hardware, proving
+from pytest_emad import hardware, proving, reproduce
 from pytest_emad.options import OPTIONS
 from tests.pages import claims
 from tests.pages.blocks import ROOT, RUN, Block, blocks, pages, shown
@@ -79,6 +79,7 @@ def test_every_command_and_snippet_is_run_somewhere(name: str, block: Block) -> 
         assert block.language == "sh"
 
 
+COMMANDS = {module.__name__: module for module in (hardware, reproduce)}
 CHECKED = [(name, block) for name, block in LISTED if "checked" in block.words]
 
 
@@ -109,8 +110,8 @@ def test_what_is_only_checked_is_known_to_whoever_would_read_it(pytester: pytest
                 assert set(words[2:]) <= {*environments, "--"}, words
             case "pytest":
                 pytester.parseconfig("-p", "no:cacheprovider", *words[1:])
-            case "python" if words[2] == "pytest_emad.hardware":
-                hardware.arguments().parse_args(words[3:])
+            case "python" if words[2].startswith("pytest_emad."):
+                COMMANDS[words[2]].arguments().parse_args(words[3:])
             case "python":
                 assert words[1:3] == ["-m", "emad_ref.lm_eval"], words
                 cli = pytest.importorskip("lm_eval._cli", reason="the extra `tasks` is not installed")
@@ -146,6 +147,12 @@ def test_a_file_shown_on_two_pages_is_one_file() -> None:
 
 
 # ---------------------------------------------------------------- what is shown
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_fence_has_a_line_of_its_own(name: str) -> None:
+    """One that is stuck to the end of a line closes nothing: what follows is shown as code, and its block not read."""
+    assert [line for line in PAGES[name].splitlines() if "```" in line.lstrip("` ")] == []
 
 
 def test_outputs_of_suites_are_shown() -> None:

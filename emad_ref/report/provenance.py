@@ -26,7 +26,7 @@ def provenance(study: Study) -> dict[str, Any]:
         {
             "versions": {name: installed_version(name) for name in (DISTRIBUTION, *REPORTED)}
             | {"python": platform.python_version()},
-            "commit": described(HOME) if (HOME / ".git").exists() else None,
+            "commit": commit(),
             "platform": platform.platform(),
             "machine": platform.processor() or platform.machine(),
             "torch_threads": torch_threads(),
@@ -42,6 +42,11 @@ def provenance(study: Study) -> dict[str, Any]:
 def project(root: Path) -> dict[str, Any]:
     """The tree that was tested with us: its root and, where it is a repository other than ours, its commit."""
     return {"root": str(root), "commit": None if root.resolve().is_relative_to(HOME) else described(root)}
+
+
+def commit() -> str | None:
+    """Ours, where this is a checkout."""
+    return described(HOME) if (HOME / ".git").exists() else None
 
 
 def torch_threads() -> int | None:

@@ -8,21 +8,24 @@
 
 A process starts anew and imports what it needs: no copy of a process that holds locks or a device. The number of
 threads is said and not guessed, because sums of floats depend on it, and results shall not depend on the machine that
-a run was started from.
+a run was started from. It ends with the process that started it: nobody works on for a run that was killed.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from threading import Thread
 from urllib.parse import parse_qsl, urlsplit
 
 from emad_ref.errors import BadArgument
+from emad_ref.workers.apart import Apart
 from emad_ref.workers.handing import Crew
 
 HERE = "here"
@@ -56,16 +59,25 @@ def workers_at(address: str) -> Iterator[Crew | None]:
 def _processes(count: int, threads: int) -> Crew:
     def engage() -> Executor:
         fresh = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(count, mp_context=fresh, initializer=partial(_settle, threads))
+        return ProcessPoolExecutor(1, mp_context=fresh, initializer=partial(_settle, threads))
 
-    crowded = f"{count} processes share this machine" if count > 1 else ""
-    return Crew(f"{count} processes", engage, EACH * count, crowded=crowded)
+    alone = _processes(1, threads) if count > 1 else None
+    return Crew(f"{count} processes", partial(Apart, [engage] * count), EACH * count, alone=alone)
 
 
 def _settle(threads: int) -> None:
     import torch
 
+    os.environ["OMP_NUM_THREADS"] = str(threads)  # of processes that this one starts
     torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a process that was started by a pool"
+    parent.join()
+    os._exit(1)
 
 
 @contextmanager
@@ -82,14 +94,18 @@ def _dask(address: str) -> Iterator[Crew]:
         remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
         raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
     with client:
-        hosts = Counter(worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values())
-        if not hosts:
+        workers = client.scheduler_info(n_workers=-1)["workers"].values()
+        if not workers:
             raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
-        (host, most), count = hosts.most_common(1)[0], hosts.total()
-        crowded = f"{most} workers share {host}" if most > 1 else ""
+        hosts = Counter[str]()
+        for worker in workers:
+            hosts[worker["host"]] += worker["nthreads"]  # units at once
         # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
         engage = partial(client.get_executor, pure=False)
-        yield Crew(address, engage, EACH * count, (BrokenExecutor, KilledWorker), crowded)
+        crew = partial(Crew, address, deaths=(BrokenExecutor, KilledWorker))
+        one_each = partial(Apart, [partial(engage, workers=[host]) for host in hosts])
+        alone = crew(engage=one_each, ahead=EACH * len(hosts)) if max(hosts.values()) > 1 else None
+        yield crew(engage=engage, ahead=EACH * hosts.total(), alone=alone)
 
 
 def _slurm(address: str) -> Crew:
@@ -102,4 +118,8 @@ def _slurm(address: str) -> Crew:
     jobs = options.pop("jobs", str(JOBS))
     if not folder or not jobs.isdecimal() or int(jobs) < 1:
         raise BadArgument("executor", address, "slurm://FOLDER with jobs=N, N ≥ 1", "slurm:///shared/jobs?jobs=16")
-    return Crew(address, partial(Jobs, folder, options), EACH * int(jobs), (BrokenExecutor, JobLost))
+    crew = partial(Crew, address, deaths=(BrokenExecutor, JobLost))
+    alone = crew(engage=partial(Jobs, folder, options, exclusive=True), ahead=EACH * int(jobs))
+    if options.get("cluster") == "local":  # jobs are processes of this machine
+        alone = crew(engage=partial(Jobs, folder, options), ahead=1)
+    return crew(engage=partial(Jobs, folder, options), ahead=EACH * int(jobs), alone=alone)

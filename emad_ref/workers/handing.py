@@ -5,9 +5,12 @@
 As many units are out as the crew can hold, and no more: a corpus of any length passes in constant memory. Whoever adds
 results up does so in their order, so that sums are those of one worker, bit for bit.
 
-A worker that dies takes the units with it that it had; they are handed out again, to a new crew where an executor does
-not outlive its workers (processes). A unit that is lost ``LOST`` times in a row, with nothing finished in between, is
-taken to be what kills them. An exception of the function itself is the caller's: nothing is tried again.
+A worker that dies takes the unit with it that it had, which is handed out again when its turn has come; what others are
+at goes on. A unit that is lost ``LOST`` times in a row is taken to be what kills them. An exception of the function
+itself is the caller's: nothing is tried again.
+
+What takes time or energy is not handed to workers that share a machine: ``with_room`` hands it out when all the rest is
+done, to as many of them as there are machines.
 
 Knows no model and no address.
 """
@@ -34,20 +37,20 @@ class WorkersLost(EmadError):
 
 @dataclass(frozen=True, eq=False)
 class Crew:
-    """Workers, and how to get others.
+    """Workers, and how to get them.
 
     ``name``     of what they are, for messages: ``4 processes``, ``dask://10.0.0.1:8786``.
-    ``engage``   an executor of fresh workers, or of those that are left.
+    ``engage``   an executor of them, which outlives any of them.
     ``ahead``    units that are out at once: enough that nobody waits, few enough to hold in memory.
     ``deaths``   exceptions that say that a worker died and not that its function failed.
-    ``crowded``  why units that measure time would disturb one another; "" where each worker has its machine to itself.
+    ``alone``    those of them that have a machine to themselves, one unit at a time on each; None: all of them have.
     """
 
     name: str
     engage: Callable[[], Executor]
     ahead: int
     deaths: tuple[type[BaseException], ...] = (BrokenExecutor,)
-    crowded: str = ""
+    alone: Crew | None = None
 
 
 def handed_out(crew: Crew, function: Callable[[Unit], Result], units: Iterable[Unit]) -> Iterator[tuple[Unit, Result]]:
@@ -56,7 +59,7 @@ def handed_out(crew: Crew, function: Callable[[Unit], Result], units: Iterable[U
     What is out when the caller stops early is cancelled, or finished and thrown away.
 
     Raises:
-        WorkersLost: nobody stays alive.
+        WorkersLost: nobody who has a unit stays alive.
     """
     source, out, lost = iter(units), deque[tuple[Unit, Future[Result]]](), 0
     executor = crew.engage()
@@ -78,9 +81,7 @@ def handed_out(crew: Crew, function: Callable[[Unit], Result], units: Iterable[U
                         f"{crew.name}: workers died {lost} times in a row on the same unit ({type(death).__name__}: "
                         f"{death}), but expected them to stay; is there memory enough? what was kept can be resumed"
                     ) from death
-                executor.shutdown(wait=False)
-                executor = crew.engage()
-                out = deque((each, _again(executor, function, each, done)) for each, done in out)
+                out[0] = unit, executor.submit(function, unit)
                 continue
             lost = 0
             out.popleft()
@@ -91,9 +92,16 @@ def handed_out(crew: Crew, function: Callable[[Unit], Result], units: Iterable[U
         executor.shutdown(wait=False)
 
 
-def _again(
-    executor: Executor, function: Callable[[Unit], Result], unit: Unit, future: Future[Result]
-) -> Future[Result]:
-    """``future`` where it was finished before its executor broke, else the unit handed out once more."""
-    finished = future.done() and not future.cancelled() and future.exception() is None
-    return future if finished else executor.submit(function, unit)
+def with_room(
+    crew: Crew, function: Callable[[Unit], Result], units: Iterable[Unit], measures: Callable[[Unit], bool]
+) -> Iterator[tuple[Unit, Result]]:
+    """As ``handed_out``, but nothing is at work beside a unit that ``measures`` on the machine where it is.
+
+    Where workers share a machine what measures nothing comes first, and is through before the rest begins.
+    """
+    if crew.alone is None:
+        yield from handed_out(crew, function, units)
+        return
+    known = [(unit, measures(unit)) for unit in units]
+    yield from handed_out(crew, function, [unit for unit, timed in known if not timed])
+    yield from handed_out(crew.alone, function, [unit for unit, timed in known if timed])

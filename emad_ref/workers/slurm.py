@@ -31,9 +31,6 @@ class Job(Future[R]):
     def done(self) -> bool:
         return self._job.done()
 
-    def cancelled(self) -> bool:
-        return False
-
     def cancel(self) -> bool:
         """Asks Slurm to; whether it does in time is not known."""
         self._job.cancel()
@@ -64,13 +61,16 @@ class Jobs(Executor):
 
     ``options``: submitit's parameters as texts (``slurm_partition``, ``timeout_min``, …); ``cluster=local`` runs jobs
     as processes of this machine. A job that is lost is handed out again by whoever waits, not requeued by submitit.
+    ``exclusive``: no job of anybody's shares the machine of one of these.
     """
 
-    def __init__(self, folder: str, options: Mapping[str, str]):
+    def __init__(self, folder: str, options: Mapping[str, str], exclusive: bool = False):
         given: dict[str, Any] = {key: int(value) if value.isdecimal() else value for key, value in options.items()}
+        given |= {"slurm_exclusive": True} if exclusive else {}
         cluster = given.pop("cluster", None)
         self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=0)
         self._executor.update_parameters(**given)
+        self.options = given
 
     def submit(self, fn: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         return Job(self._executor.submit(fn, *args, **kwargs))

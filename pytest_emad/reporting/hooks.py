@@ -17,7 +17,7 @@ import pytest
 
 from emad_ref.files import BadFile, append, write_atomically
 from emad_ref.report.reading import REPORT, State
-from pytest_emad import attendance, choosing
+from pytest_emad import attendance
 from pytest_emad.options import register, settings
 from pytest_emad.recording import CLAIM, read_properties
 from pytest_emad.reporting import junit
@@ -123,9 +123,9 @@ class Reporting:
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
         if (self.run.results or gate.require) and self.run.state != "usage error":
-            requires = {name: claim.requires for name, claim in register(self.config).items()}
-            self.run.failures += self.run.results.failures(self.settings, requires)
-            self.run.failures += choosing.gates_left_out(self.run.deselected(), register(self.config), self.settings)
+            from emad_ref.report.failing import demanded  # not at the start of every run
+
+            self.run.failures += demanded(self.run.described(int(session.exitstatus)), register(self.config))
         if self.run.state == "complete" and self.run.judging:
             self.run.require_decisions(int(session.exitstatus))
         status = int(session.exitstatus)

@@ -1,8 +1,7 @@
 """All records of a run, gathered on the one process that reports: the controller under xdist.
 
 ``Results.take`` reads them from test reports, and how each test went; ``report`` lays them out as ``report.json``;
-``write`` puts that into the report folder with everything that shows it; ``failures`` says why a run must fail although
-each of its tests may have passed.
+``write`` puts that into the report folder with everything that shows it.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ import pytest
 
 from emad_ref.files import write_atomically
 from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
-from emad_ref.verdict.gating import UNDECIDED
-from emad_ref.verdict.known import nothing_compared
 from pytest_emad.attendance import KIND, SHIPPED
 from pytest_emad.options import Settings
 from pytest_emad.recording import AUDIT, CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
@@ -78,43 +75,13 @@ class Results:
         }
         for kind, value in read_properties(properties):
             if kind == POINT:
-                self._take_point(value)
+                from emad_ref.report.parts import add_point  # not at the start of every run
+
+                add_point(self.points, value)
             elif kind == AUDIT:
                 self.audits.append({"test": nodeid} | value)
             elif value not in kinds[kind]:
                 kinds[kind].append(value)
-
-    def _take_point(self, values: dict[str, Any]) -> None:
-        """One row per model and name: quality and time of a point are measured by different tests."""
-        known = {key: value for key, value in values.items() if value is not None}
-        for row in self.points:
-            if (row["model"], row["name"]) == (values["model"], values["name"]):
-                row |= known
-                return
-        self.points.append(dict(values))
-
-    @property
-    def updated(self) -> list[dict[str, Any]]:
-        """Goldens that this run added or changed."""
-        return [entry for entry in self.goldens if entry["outcome"] in ("added", "changed")]
-
-    def failures(self, settings: Settings, requires: Mapping[str, str]) -> list[str]:
-        """Reasons to fail the whole run; ``requires`` maps each claim to the ``--emad-require`` word it answers."""
-        reasons = []
-        if self.updated:
-            reasons.append("goldens updated, read the diff and run again")
-        decided = {requires[claim["id"]] for claim in self.claims if claim["verdict"] not in UNDECIDED}
-        if any(entry["outcome"] == "read" for entry in self.goldens) or self._compared:
-            decided.add("golden")
-        for word in sorted(settings.gating.require - decided):
-            reasons.append(f"--emad-require {word}: no claim that needs it was decided in this run")
-        if settings.gating.gate == "known" and not settings.update_golden and (reason := nothing_compared(self.known)):
-            reasons.append(reason)
-        return reasons
-
-    @property
-    def _compared(self) -> bool:
-        return any(entry["expected"] is not None for entry in self.known)
 
     def report(self, settings: Settings, provenance: dict[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
         """``report.json`` as data (``report.reading``). Models nothing was recorded about are listed by name.

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from emad_ref.files import read_bytes
-from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.provenance import project, provenance
+from emad_ref.report.providers import ANSWERED, DECLINED, together, whose
 from emad_ref.report.reading import State
 from emad_ref.report.shipped import PREFIX
 from emad_ref.report.unasked import told
-from pytest_emad import attendance, backends, installed, origins
+from pytest_emad import attendance, installed, origins
 from pytest_emad.options import settings
 from pytest_emad.reporting.results import NEVER, Results
 
@@ -51,7 +51,7 @@ class Run:
     def _decoding(self) -> bool:
         """Whether it judges a decoder: one was asked for, or a test of ours was."""
         return bool(self._tests_asked) or any(
-            provider[what] for provider in self._asked for what in (backends.ANSWERED, backends.DECLINED)
+            provider[what] for provider in self._asked for what in (ANSWERED, DECLINED)
         )
 
     @property
@@ -62,7 +62,7 @@ class Run:
     @property
     def _asked(self) -> list[dict[str, Any]]:
         """Who was asked for decoders, here and on workers."""
-        return origins.together(part["providers"] for part in self._attended_by())
+        return together(part["providers"] for part in self._attended_by())
 
     @property
     def _collected(self) -> dict[str, str]:
@@ -74,14 +74,13 @@ class Run:
 
     def require_decisions(self, exit_status: int) -> None:
         """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
-        report, waivers = self.described(exit_status), [waiver["of"] for waiver in self.waivers]
-        gaps = missing(report, report["run"]["asked"], installed.shipped_tests())
-        self.failures += [str(gap) for gap in gaps if not waived(gap, waivers)]
+        from emad_ref.report.failing import decided  # not at the start of every run
+        from emad_ref.report.missing import waived
+
+        reasons, gaps = decided(self.described(exit_status), installed.shipped_tests())
+        self.failures += reasons
         for waiver in self.waivers:
             waiver["needed"] = any(waived(gap, [waiver["of"]]) for gap in gaps)
-        wanted = self.settings.expect_decoder
-        if wanted is not None and (found := another(report, wanted)):
-            self.failures.append(f"--emad-expect-decoder {wanted}: {found}")
 
     def described(self, exit_status: int | None) -> dict[str, Any]:
         """The report so far."""
@@ -117,7 +116,7 @@ class Run:
     def _decoder(self) -> dict[str, Any]:
         asked = self._asked
         return {
-            "name": origins.whose(asked),
+            "name": whose(asked),
             "foreign": any(provider["foreign"] for provider in asked),
             "providers": asked,
             "overlooked": self._overlooked if self._tests_asked else [],

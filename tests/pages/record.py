@@ -35,7 +35,9 @@ def recorded(page: str, folder: Path, slow: bool) -> str:
             end = summary_of(printed) if following.mark[:7] == "output:" else printed.rstrip()
             outputs.append((following, end))
     for block, text in reversed(outputs):
-        page = page[: block.span[0]] + text + page[block.span[1] :]
+        start, end = block.span
+        parted = "" if page[end] == "\n" else "\n"  # a block that was empty has no line of its own
+        page = f"{page[:start]}{text}{parted}{page[end:]}"
     return page
 
 

@@ -105,6 +105,48 @@ def test_deselected_measuring_tests_do_not_stop_a_parallel_run(project: pytest.P
     run_apart("-n", 2).assert_outcomes(passed=1)
 
 
+def test_measuring_tests_that_are_left_out_by_their_mark_do_not_stop_it_either(
+    project: pytest.Pytester, run_apart: Run
+) -> None:
+    project.makepyfile(MEASURES)
+    run_apart("-n", 2, "-m", "not emad(measures=True)").assert_outcomes(passed=1)
+
+
+DEVICES = """
+import os, sys, types
+def seen():
+    return len(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(","))
+sys.modules["torch"] = types.SimpleNamespace(cuda=types.SimpleNamespace(device_count=seen), get_num_threads=lambda: 1)
+"""
+SEEN = """
+import os, pytest, time
+@pytest.mark.emad()
+@pytest.mark.parametrize("number", range(8))
+def test_it(number, emad_settings, worker_id):
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all")
+    open(f"seen-{worker_id}-{seen}-{emad_settings.study.device}", "w").close()
+    time.sleep(0.3)  # so that no worker is done before another begins
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "seen"),
+    [
+        (["-n", 2, "--emad-device=cuda"], ["gw0-0-cuda", "gw1-1-cuda"]),
+        (["-n", 2], ["gw0-all-cpu", "gw1-all-cpu"]),
+        (["--emad-device=cuda"], ["master-all-cuda"]),
+    ],
+)
+def test_each_worker_has_a_gpu_of_its_own(
+    words: list[object], seen: list[str], project: pytest.Pytester, run_apart: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project.makeconftest(DEVICES)
+    project.makepyfile(SEEN)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    run_apart(*words).assert_outcomes(passed=8)
+    assert sorted(path.name for path in project.path.glob("seen-*")) == [f"seen-{name}" for name in seen]
+
+
 def test_updates_are_refused_under_xdist(project: pytest.Pytester, run_apart: Run) -> None:
     (project.path / "goldens").mkdir()
     result = run_apart("-n", 2, "--emad-golden", "goldens", "--emad-update-golden")

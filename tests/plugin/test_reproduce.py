@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from emad_ref.report.units import DONE, finished
 from pytest_emad import reproduce
 
 SUITE = """
@@ -54,12 +55,12 @@ def test_every_model_has_its_report_and_all_claims_one_table(asked, tmp_path, ca
 
 def test_what_is_done_is_not_judged_again_unless_asked_otherwise(asked, tmp_path, capsys):
     asked("one")
-    stamp = (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns
+    stamp = (tmp_path / "out" / "one" / "test_stub" / "report.json").stat().st_mtime_ns
     assert asked("one", "two") == 0
-    assert "one: judged before, status 0" in capsys.readouterr().out
-    assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns == stamp
+    assert "one test_stub: judged before, status 0" in capsys.readouterr().out
+    assert (tmp_path / "out" / "one" / "test_stub" / "report.json").stat().st_mtime_ns == stamp
     asked("one", budget="standard")
-    assert (tmp_path / "out" / "one" / "report.json").stat().st_mtime_ns != stamp
+    assert (tmp_path / "out" / "one" / "test_stub" / "report.json").stat().st_mtime_ns != stamp
 
 
 def test_a_worker_judges_as_this_process_does(asked, tmp_path):
@@ -68,16 +69,9 @@ def test_a_worker_judges_as_this_process_does(asked, tmp_path):
     assert (tmp_path / "out" / "one" / "report.json").is_file()
 
 
-def test_workers_that_share_a_machine_would_disturb_each_others_clocks(asked, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        asked("one", executor="processes:2")
-    assert "but expected one worker a machine; verdicts measure time, and 2 processes share" in capsys.readouterr().err
-    assert not (tmp_path / "out" / "one" / "report.json").exists()
-
-
 def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
     asked("one")
-    (tmp_path / "out" / "one" / "report.json").write_text("{")
+    (tmp_path / "out" / "one" / "test_stub" / "report.json").write_text("{")
     assert asked("one") == 0
     assert "judged before" not in capsys.readouterr().out
     assert len(read(tmp_path)["claims"]) == 1
@@ -85,13 +79,13 @@ def test_a_report_that_was_damaged_since_is_made_again(asked, tmp_path, capsys):
 
 @pytest.mark.parametrize("mark", ["", "{", "[]", '{"identity": 3}', "[" * 100_000])
 def test_a_mark_that_was_damaged_since_stands_for_nothing(asked, tmp_path, capsys, mark):
-    wanted = reproduce.identity("one", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
-    (tmp_path / reproduce.DONE).write_text(mark)
-    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) is None
-    (tmp_path / reproduce.DONE).write_text(json.dumps({"identity": wanted, "status": "well"}))
-    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) is None
-    (tmp_path / reproduce.DONE).write_text(json.dumps({"identity": wanted, "status": 1}))
-    assert reproduce.finished(tmp_path / reproduce.DONE, wanted) == 1
+    wanted = reproduce.identity("one", "p", SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu"))
+    (tmp_path / DONE).write_text(mark)
+    assert finished(tmp_path / DONE, wanted) is None
+    (tmp_path / DONE).write_text(json.dumps({"identity": wanted, "status": "well"}))
+    assert finished(tmp_path / DONE, wanted) is None
+    (tmp_path / DONE).write_text(json.dumps({"identity": wanted, "status": 1}))
+    assert finished(tmp_path / DONE, wanted) == 1
 
 
 def test_a_place_that_cannot_be_written_to_is_a_usage_error(capsys):
@@ -110,10 +104,17 @@ def test_what_cannot_run_is_status_four_and_is_tried_again(tmp_path, capsys):
     arguments = ["one", "--out", str(tmp_path / "out"), "--suites", str(tmp_path), "--budget", "smoke"]
     assert reproduce.main(arguments) == 4  # an empty folder collects nothing
     assert "one: status 5, see log.txt" in capsys.readouterr().out
-    assert not (tmp_path / "out" / "one" / reproduce.DONE).exists()
+    assert not (tmp_path / "out" / "one" / "test_stub" / DONE).exists()
     assert not (tmp_path / "out" / "report.md").exists(), "there is nothing to show"
 
 
 def test_models_whose_folders_would_collide_are_refused(asked):
     with pytest.raises(SystemExit):
         asked("a/b", "a-b")
+
+
+def test_a_unit_of_another_commit_is_another(monkeypatch):
+    chosen = SimpleNamespace(budget="smoke", suites="s", data=None, device="cpu")
+    before = reproduce.identity("one", "p", chosen)
+    monkeypatch.setattr(reproduce, "commit", lambda: "another")
+    assert reproduce.identity("one", "p", chosen) != before

@@ -75,6 +75,10 @@ def test_outputs_are_written_where_they_stand_and_nothing_else(tmp_path: Path) -
     assert recorded(PAGE, tmp_path, slow=True) == PAGE.replace("stale", "3", 1).replace("stale", "three", 1)
 
 
+def test_what_is_recorded_into_an_empty_block_leaves_its_fence_alone(tmp_path: Path) -> None:
+    assert recorded(PAGE.replace("stale\n", ""), tmp_path, slow=True) == recorded(PAGE, tmp_path, slow=True)
+
+
 def test_a_status_that_the_page_does_not_tell_stops_the_recording(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="exit status 3, but the page says 0"):
         recorded(PAGE.replace(", exit 3", ""), tmp_path, slow=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from emad_ref.workers.handing import LOST, Crew, WorkersLost, handed_out
+from emad_ref.workers.handing import LOST, Crew, WorkersLost, handed_out, with_room
 
 
 def threads(ahead: int = 3) -> Crew:
@@ -17,17 +17,14 @@ def threads(ahead: int = 3) -> Crew:
 
 
 class Dying(Executor):
-    """Runs a unit when it is submitted; dies when its time has come, and with it whatever comes later, or a worker of
-    several does, and others go on."""
+    """Runs a unit when it is submitted, or loses a worker on it; others go on."""
 
-    def __init__(self, deadly: Callable[[Any], bool], others: bool = False):
-        self._deadly, self._others, self.dead = deadly, others, False
+    def __init__(self, deadly: Callable[[Any], bool]):
+        self._deadly = deadly
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        dies = self._deadly(args[0])
-        self.dead = self.dead or (dies and not self._others)
-        if self.dead or dies:
+        if self._deadly(args[0]):
             future.set_exception(BrokenExecutor("its worker was killed"))
         else:
             future.set_result(fn(*args))
@@ -64,9 +61,8 @@ def test_no_more_units_are_out_than_the_crew_holds() -> None:
     results.close()
 
 
-@pytest.mark.parametrize("others", [False, True])
 @pytest.mark.parametrize("killed", [0, 1, 4])
-def test_what_a_dead_worker_had_is_handed_out_again_and_what_was_done_is_not(killed: int, others: bool) -> None:
+def test_what_a_dead_worker_had_is_handed_out_again_and_nothing_else(killed: int) -> None:
     runs: list[int] = []
     deaths = [killed]
 
@@ -77,23 +73,23 @@ def test_what_a_dead_worker_had_is_handed_out_again_and_what_was_done_is_not(kil
         runs.append(unit)
         return unit * unit
 
-    crew = Crew("mortals", lambda: Dying(deadly, others), 3)
+    crew = Crew("mortals", lambda: Dying(deadly), 3)
     assert [result for _, result in handed_out(crew, function, range(6))] == [n * n for n in range(6)]
     assert sorted(runs) == list(range(6))
 
 
 def test_a_unit_that_kills_everybody_is_named_as_a_loss_of_workers() -> None:
-    engaged = []
+    asked: list[int] = []
 
-    def engage() -> Dying:
-        engaged.append(1)
-        return Dying(lambda unit: unit == 2)
+    def deadly(unit: int) -> bool:
+        asked.append(unit)
+        return unit == 2
 
-    results = handed_out(Crew("mortals", engage, 2), lambda unit: unit, range(5))
+    results = handed_out(Crew("mortals", lambda: Dying(deadly), 2), lambda unit: unit, range(5))
     assert [next(results), next(results)] == [(0, 0), (1, 1)]
     with pytest.raises(WorkersLost, match=rf"mortals: workers died {LOST} times in a row.*can be resumed"):
         next(results)
-    assert len(engaged) == LOST
+    assert asked.count(2) == LOST
 
 
 def test_deaths_far_apart_are_forgiven() -> None:
@@ -121,3 +117,28 @@ def test_an_error_of_the_function_is_the_callers_at_once() -> None:
     with pytest.raises(ZeroDivisionError, match="of this unit"):
         next(results)
     assert asked == [0, 1]
+
+
+def test_what_measures_comes_when_the_rest_is_through_where_a_machine_is_shared() -> None:
+    at_work, beside = set[int](), dict[int, set[int]]()
+
+    def noted(unit: int) -> int:
+        at_work.add(unit)
+        threading_wait(0.02)
+        beside[unit] = at_work - {unit}
+        at_work.discard(unit)
+        return unit
+
+    def measures(unit: int) -> bool:
+        return unit % 3 == 0
+
+    alone = Crew("one thread", lambda: ThreadPoolExecutor(1), 3)
+    shared = Crew("threads", lambda: ThreadPoolExecutor(3), 3, alone=alone)
+    found = [unit for unit, _ in with_room(shared, noted, range(9), measures)]
+    assert found == [1, 2, 4, 5, 7, 8, 0, 3, 6]
+    assert [beside[unit] for unit in (0, 3, 6)] == [set(), set(), set()]
+    assert any(beside[unit] for unit in (1, 2, 4, 5, 7, 8)), "what measures nothing has company"
+
+
+def test_whoever_has_a_machine_to_himself_measures_when_it_is_his_turn() -> None:
+    assert list(with_room(threads(), lambda unit: -unit, range(5), lambda unit: True)) == [(n, -n) for n in range(5)]

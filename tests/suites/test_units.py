@@ -1,0 +1,36 @@
+"""A real model judged part by part: every verdict that does not rest on a clock is that of one run, to the last bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from emad_ref.report.reading import read_report
+from emad_ref.report.units import folder_name
+from emad_ref.verdict.claims import load_register
+from emad_ref.verdict.known import MACHINE_BOUND
+from pytest_emad import apart, reproduce
+from tests.suites.conftest import SUITES
+
+PARTS = ["invariants", "fidelity", "claims-rest", "claims-measuring", "cost"]
+
+
+@pytest.mark.slow
+def test_verdicts_are_those_of_one_run(tiny: Path, tmp_path: Path) -> None:
+    options = {"model": tiny, "budget": "smoke", "device": "cpu", "report": tmp_path / "at-once"}
+    apart.status(apart.command([str(SUITES)], options), tmp_path / "at-once.txt")
+    words = ["--suites", str(SUITES), "--budget", "smoke", "--executor", "processes:2"]
+    reproduce.main([str(tiny), "--out", str(tmp_path / "out"), *words])
+    found, wanted = (read_report(place) for place in (tmp_path / "out" / folder_name(str(tiny)), tmp_path / "at-once"))
+    assert list(found["run"]["parts"]) == PARTS
+    timed = {name for name, row in load_register().items() if row.requires in MACHINE_BOUND}
+    mine, theirs = ({claim["id"]: claim for claim in report["claims"]} for report in (found, wanted))
+    assert mine.keys() == theirs.keys()
+    assert {name: claim for name, claim in mine.items() if name not in timed} == {
+        name: claim for name, claim in theirs.items() if name not in timed
+    }
+    outcomes, others = ({test["nodeid"]: test["outcome"] for test in report["tests"]} for report in (found, wanted))
+    assert outcomes == others
+    assert found["deselected"] == wanted["deselected"]
+    assert found["run"]["exit_status"] == wanted["run"]["exit_status"]
