@@ -95,6 +95,7 @@ class Fresh:
         whole = {rows: stopwatch.drawn(rows) for rows in sizes}
         dealt = np.array_split(np.arange(subject.budget.pairs), subject.budget.processes)
         attached = attached_to(subject.stepper)
+        expected_s = stopwatch.expected_s(sizes, max(map(len, dealt)))
         parts: list[dict[int, Requests]] = []
         named = f"{subject.name}: fresh processes"
         for number, pairs in enumerate(tqdm(dealt, desc=named, file=subject.bars(), leave=False)):
@@ -102,7 +103,7 @@ class Fresh:
                 subject.name, subject.fingerprint, subject.study, racing, stopwatch.request_shape, attached,
                 {rows: share_of(drawn, pairs, number) for rows, drawn in whole.items()},
             )  # fmt: skip
-            parts.append(carried_out(self._afresh, share))
+            parts.append(carried_out(self._afresh, share, expected_s))
         return {rows: joined([part[rows] for part in parts]) for rows in sizes}
 
 

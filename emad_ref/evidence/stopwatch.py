@@ -11,6 +11,7 @@ took two thirds of the time: below that budget a verdict is against baselines th
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,7 @@ from emad_ref.audit.lens import read_from_logits
 from emad_ref.audit.timed import TimedRequest, lengths, requests
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
-from emad_ref.evidence.apart import each_apart, first_tokens, held_bytes, sentence
+from emad_ref.evidence.apart import OPENED, each_apart, first_tokens, held_bytes, sentence
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.evidence.subject import Subject
@@ -118,6 +119,7 @@ class Stopwatch:
         self._points, self._subject = points, points.subject
         self._divide, self._alone, self._shape = divide, alone, shape
         self._timed: dict[OperatingPoint, dict[int, Requests]] = {}
+        self._compiled_in = 0.0  # seconds, once it was tried
 
     @cached_property
     def point(self) -> OperatingPoint:
@@ -133,7 +135,10 @@ class Stopwatch:
             return (
                 "not tried on a CPU below the budget full: its warm-up takes minutes, though its steps are faster then"
             )
-        return self._subject.without_compiling(self._subject.budget.batch_sizes)
+        start = time.perf_counter()
+        said = self._subject.without_compiling(self._subject.budget.batch_sizes)
+        self._compiled_in = time.perf_counter() - start
+        return said
 
     def timed(self, point: OperatingPoint) -> dict[int, Requests]:
         """Batch size → arms ``full``, ``adaptive`` (at ``point``), ``generate`` and, where it runs, ``compiled``."""
@@ -166,6 +171,14 @@ class Stopwatch:
         room = (self._subject.stepper.max_positions or self._subject.window) - 1
         prompt = min(self._subject.budget.prompt_tokens, room // 2)
         new = min(self._subject.budget.new_tokens, room - prompt)
+        budget = self._subject.budget
+        if budget.rank:
+            return prompt, new
+        prefill, step = self._tried(prompt)
+        return affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
+
+    def _tried(self, prompt: int) -> tuple[float, float]:
+        """Seconds of a prompt of so many tokens, and of a step, at full depth in this process; medians of three."""
         with self._subject.open(self._subject.full) as decoder:
             (trial,) = self._subject.prompts(1, prompt)
             decoder.generate([trial], 2, frozenset())
@@ -174,13 +187,15 @@ class Stopwatch:
                 3, np.random.default_rng(self._subject.seed), synchronize=decoder.synchronize,
             ).seconds  # fmt: skip
         step = max(float(np.median(seconds["more"] - seconds["one"])) / 2, 1e-4)
-        prefill = max(float(np.median(seconds["one"])) - step, 0.0)
-        budget = self._subject.budget
-        return (
-            (prompt, new)
-            if budget.rank
-            else affordable(prompt, new, prefill, step, budget.pairs, budget.batch_sizes, self.arms)
-        )
+        return max(float(np.median(seconds["one"])) - step, 0.0), step
+
+    def expected_s(self, sizes: Collection[int], pairs: int) -> float:
+        """Seconds of ``pairs`` and their warm-up at all ``sizes``, where every arm takes as long as full depth does
+        here, and every row as long as one alone; with what compiling took."""
+        length, new = self.request_shape
+        prefill, step = self._tried(length)
+        rows = sum(sizes) * (WARM_UP + pairs + OPENED)
+        return self.arms * rows * (prefill + new * step) + self._compiled_in
 
     @property
     def arms(self) -> int:

@@ -47,9 +47,11 @@ class Here:
 
     def __init__(self) -> None:
         self.started = 0
+        self.limits: list[float] = []
 
-    def __call__(self, task: Path, output: Path) -> int:
+    def __call__(self, task: Path, output: Path, seconds: float) -> int:
         self.started += 1
+        self.limits.append(seconds)
         answer(task, Host())
         return 0
 
@@ -102,6 +104,22 @@ def _emitted(done):
     return done.emitted if isinstance(done, Record) else done
 
 
+def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
+    def limit(pairs, new):
+        here = Here()
+        made = evidence(Host(afresh=Afresh(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2))
+        made.stopwatch._shape = SHAPE[0], new
+        made.stopwatch._tried = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
+        made.stopwatch.timed(point_of(made))
+        assert len(set(here.limits)) == 1
+        return here.limits[0]
+
+    # three arms, one row and two, pairs of a share with warm-up and those whose first token is timed by itself
+    assert limit(4, 4) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 4 * 0.5)
+    assert limit(4, 8) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 8 * 0.5)
+    assert limit(8, 4) == 7 + 10 * 3 * 3 * (4 + 2 + 6) * (1 + 4 * 0.5)
+
+
 def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
     made, timed, _ = divided
     for rows, found in timed.items():
@@ -136,7 +154,9 @@ def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
     made, _, _ = divided
     shares: list[Share] = []
-    monkeypatch.setattr("emad_ref.evidence.fresh.carried_out", lambda afresh, share: shares.append(share) or {})
+    monkeypatch.setattr(
+        "emad_ref.evidence.fresh.carried_out", lambda afresh, share, expected_s: shares.append(share) or {}
+    )
     monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
     with pytest.raises(KeyError):
         Fresh(Afresh(Here()), made.subject).races(made.stopwatch, partial(at_point, point_of(made)), (), (1,))
@@ -198,11 +218,12 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
 
 
 def running(program: str) -> Afresh:
-    def start(task: Path, output: Path) -> int:
+    def start(task: Path, output: Path, seconds: float) -> int:
+        command = [sys.executable, "-c", program]
         with open(output, "wb") as file:
-            return subprocess.run([sys.executable, "-c", program], stdout=file, stderr=file, check=False).returncode
+            return subprocess.run(command, stdout=file, stderr=file, check=False, timeout=seconds).returncode
 
-    return Afresh(start)
+    return Afresh(start, allowed_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -211,18 +232,22 @@ def running(program: str) -> Afresh:
         ("import sys; print('warming'); sys.exit('no such decoder')", "ended with status 1.*warming / no such decoder"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL.*printed last: nothing"),
         ("print('all well')", "ended without a result.*all well"),
+        (
+            "import time; print('warming', flush=True); time.sleep(60)",
+            "was ended after 3 s: 2 s to start in, and 10 times the 0.1 s.*warming;.*mend what hangs, raise --emad-pro",
+        ),
     ],
 )
 def test_a_process_that_fails_names_what_it_printed(program, said, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(AfreshFailed, match=said) as failed:
-        carried_out(running(program), Number())
+        carried_out(running(program), Number(), 0.1)
     (kept,) = tmp_path.glob("emad-afresh-*/output")
     assert str(kept) in str(failed.value)
 
 
 def test_nothing_is_left_of_one_that_succeeds(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert carried_out(Afresh(Here()), Number()) == os.getpid()
+    assert carried_out(Afresh(Here()), Number(), 0.1) == os.getpid()
     assert list(tmp_path.iterdir()) == []
