@@ -390,14 +390,16 @@ class Stopwatch:
         length, new = self.request_shape
         return (
             f"{self._subject.name}: timed {what}, {length} prompt + {new} new tokens, {self._subject.budget.pairs} "
-            f"pairs {self._where(next(iter(races.values())))}, {torch.get_num_threads()} CPU threads"
+            f"pairs {where(next(iter(races.values())).process, self._alone)}, {torch.get_num_threads()} CPU threads"
         )
 
-    def _where(self, timed: Requests) -> str:
-        if timed.process is None:
-            return f"in this process alone ({self._alone})"
-        sizes = np.unique(np.bincount(timed.process))
-        return f"in {timed.process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
+
+def where(process: Ints | None, alone: str) -> str:
+    """Where pairs were timed: ``process`` [pairs]; None: all in this one, ``alone`` says why."""
+    if process is None:
+        return f"in this process alone ({alone})"
+    sizes = np.unique(np.bincount(process))
+    return f"in {process.max() + 1} fresh processes of {'–'.join(map(str, sizes))} pairs each"
 
 
 def at_point(point: OperatingPoint, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
