@@ -80,28 +80,27 @@ class Fresh:
             self.without = ""
 
     def races(
-        self, stopwatch: Stopwatch, racing: Racing, points: Collection[OperatingPoint], sizes: Collection[int]
+        self, stopwatch: Stopwatch, racing: Racing, points: Collection[OperatingPoint], drawn: Mapping[int, Drawn]
     ) -> dict[int, Requests]:
-        """Batch size of ``sizes`` → what ``racing`` gives of all pairs, ``process`` told.
+        """Batch size of ``drawn`` → what ``racing`` gives of all pairs, ``process`` told.
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
             AfreshFailed: a process ended without its times, or timed other arms than another.
         """
         subject = self._subject
-        for rows in sizes:
+        for rows in drawn:
             for each in points:
                 with subject.open(each, max_rows=rows):
                     pass  # what is declined is declined here, by name
-        whole, attached = {rows: stopwatch.drawn(rows) for rows in sizes}, attached_to(subject.stepper)
+        attached, shape = attached_to(subject.stepper), stopwatch.request_shape
 
         def share(number: int, pairs: Ints) -> Share:
-            drawn = {rows: share_of(every, pairs, number) for rows, every in whole.items()}
-            shape = stopwatch.request_shape
-            return Share(subject.name, subject.fingerprint, subject.study, racing, shape, attached, drawn)
+            dealt = {rows: share_of(whole, pairs, number) for rows, whole in drawn.items()}
+            return Share(subject.name, subject.fingerprint, subject.study, racing, shape, attached, dealt)
 
-        parts = self.shared(subject.budget.pairs, share, partial(stopwatch.expected_s, sizes))
-        return {rows: joined([part[rows] for part in parts]) for rows in sizes}
+        parts = self.shared(subject.budget.pairs, share, partial(stopwatch.expected_s, drawn))
+        return {rows: joined([part[rows] for part in parts]) for rows in drawn}
 
     def shared(self, pairs: int, share: Callable[[int, Ints], Task], expected_s: Callable[[int], float]) -> list[Any]:
         """What each process brings back of its ``share(number, pairs)``, in their order.

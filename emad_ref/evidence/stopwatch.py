@@ -103,7 +103,7 @@ class Requests:
 
 Racing = Callable[[Subject, "Stopwatch", int, Drawn], Requests]  # times so many rows; crosses by pickle, so no lambda
 # ``fresh.Fresh.races``
-Divide = Callable[["Stopwatch", Racing, Collection[OperatingPoint], Collection[int]], dict[int, Requests]]
+Divide = Callable[["Stopwatch", Racing, Collection[OperatingPoint], Mapping[int, Drawn]], dict[int, Requests]]
 
 
 class Stopwatch:
@@ -147,20 +147,19 @@ class Stopwatch:
         return self._timed[point]
 
     def races(
-        self, racing: Racing, points: Collection[OperatingPoint] = (), sizes: Collection[int] = ()
+        self, racing: Racing, points: Collection[OperatingPoint] = (), drawn: Mapping[int, Drawn] | None = None
     ) -> dict[int, Requests]:
         """Batch size → what ``racing`` gives of all pairs, in this process or divided over fresh ones.
 
-        ``sizes``: of batches; empty: those of the budget.
+        ``drawn``: of each batch size, the budget's pairs; by default of all that the budget has.
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
             AfreshFailed: a fresh process ended without its times.
         """
-        sizes = sizes or self._subject.budget.batch_sizes
+        drawn = drawn or {rows: self.drawn(rows) for rows in self._subject.budget.batch_sizes}
         if self._divide is not None:
-            return self._divide(self, racing, points, sizes)
-        drawn = {rows: self.drawn(rows) for rows in sizes}
+            return self._divide(self, racing, points, drawn)
         return {rows: racing(self._subject, self, rows, each) for rows, each in drawn.items()}
 
     @cached_property
@@ -202,18 +201,28 @@ class Stopwatch:
         """How many are timed side by side at a point."""
         return 3 if self.without_compiled else 4
 
-    def against_full(self, points: Mapping[str, OperatingPoint], rows: int = 1) -> Requests:
+    def against_full(self, points: Mapping[str, OperatingPoint], rows: int = 1, *, decides: bool = False) -> Requests:
         """Arm ``full`` and each of ``points`` on the same fresh prompts; every record is kept.
+
+        ``decides``: a verdict rests on the times, which are taken in fresh processes where the run has them.
 
         Raises:
             Unsupported: the decoder under test declines one of them.
+            AfreshFailed: a fresh process ended without its times.
         """
         if FULL in points:
             raise BadArgument("points", sorted(points), f"names other than {FULL!r}", "that arm is full depth")
+        drawn = self.drawn(rows, audited=range(self._subject.budget.pairs))
+        if decides:
+            return self.races(partial(at_points, points), points.values(), {rows: drawn})[rows]
+        return at_points(points, self._subject, self, rows, drawn)
+
+    def beside_full(self, points: Mapping[str, OperatingPoint], rows: int, drawn: Drawn) -> Requests:
+        """Full depth and ``points`` on what is drawn of so many rows, in this process."""
         with ExitStack() as stack:
             decoders = self._open(stack, {FULL: self._subject.full, **points}, rows)
             arms = {name: _decoding(decoder, self.request_shape[1]) for name, decoder in decoders.items()}
-            return self.clocked(arms, self.drawn(rows, audited=range(self._subject.budget.pairs)), decoders[FULL])
+            return self.clocked(arms, drawn, decoders[FULL])
 
     def race(self, point: OperatingPoint, rows: int, drawn: Drawn) -> Requests:
         """Full depth, ``point`` and the baselines on what is drawn of so many rows, in this process."""
@@ -405,6 +414,13 @@ def where(process: Ints | None, alone: str) -> str:
 def at_point(point: OperatingPoint, subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn) -> Requests:
     """``Stopwatch.race`` as one of its races."""
     return stopwatch.race(point, rows, drawn)
+
+
+def at_points(
+    points: Mapping[str, OperatingPoint], subject: Subject, stopwatch: Stopwatch, rows: int, drawn: Drawn
+) -> Requests:
+    """``Stopwatch.beside_full`` as one of its races."""
+    return stopwatch.beside_full(points, rows, drawn)
 
 
 def tries_compiling(study: Study) -> bool:

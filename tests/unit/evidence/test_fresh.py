@@ -159,7 +159,9 @@ def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monk
     )
     monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
     with pytest.raises(KeyError):
-        Fresh(Afresh(Here()), made.subject).races(made.stopwatch, partial(at_point, point_of(made)), (), (1,))
+        Fresh(Afresh(Here()), made.subject).races(
+            made.stopwatch, partial(at_point, point_of(made)), (), {1: made.stopwatch.drawn(1)}
+        )
     drawn = [share.drawn[1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
     warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
@@ -173,6 +175,22 @@ def test_what_points_name_goes_with_them():
     assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
     finding = made.stopwatch.checked(point, 1)
     assert finding.passed is True, finding.detail
+
+
+def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_on_it():
+    """And every record comes back, by which it is known what was left out."""
+    here = Here()
+    made = evidence(Host(afresh=Afresh(here)), replace(BUDGET, pairs=4, processes=2))
+    points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
+    alone = made.stopwatch.against_full(points)
+    assert (alone.process, here.started) == (None, 0)
+    timed = made.stopwatch.against_full(points, decides=True)
+    assert (timed.process.tolist(), here.started) == ([0, 0, 1, 1], 2)
+    assert set(timed.seconds) == {FULL, *points}
+    layers = made.subject.stepper.layers
+    for arm in points:
+        assert all(isinstance(done, Record) for done in timed.done[arm])
+        assert timed.skipped(arm, layers) == alone.skipped(arm, layers) > 0
 
 
 def test_drafts_are_timed_in_processes_too():
