@@ -6,6 +6,7 @@ Shares are carried out in this process here, through the same files; ``tests/plu
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.evidence.afresh import AfreshFailed, answer, carried_out
@@ -20,7 +22,7 @@ from emad_ref.evidence.drafted import race
 from emad_ref.evidence.fresh import Fresh, Share, joined
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Afresh, Host
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE, WARM_UP, at_point
+from emad_ref.evidence.stopwatch import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, at_point
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models.again import OtherWeights
 from emad_ref.models.loading import load
@@ -233,6 +235,42 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
 
 
 # ------------------------------------------------------------ processes that fail
+
+
+ANSWERS = """import sys
+from pathlib import Path
+from emad_ref.evidence.afresh import answer
+from emad_ref.evidence.host import Host
+answer(Path(sys.argv[1]), Host())"""
+
+
+@pytest.mark.slow  # compiles once, and loads torch twice more
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    kept: list[set[Path]] = []
+
+    def start(task: Path, output: Path, seconds: float) -> int:
+        with open(output, "wb") as file:
+            command = [sys.executable, "-c", ANSWERS, str(task)]
+            status = subprocess.run(command, stdout=file, stderr=file, check=False, timeout=seconds).returncode
+        kept.append(built(tmp_path))
+        return status
+
+    largest = replace(BUDGETS["full"], pairs=4, processes=2, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=4)
+    made = evidence(Host(afresh=Afresh(start)), largest)
+    timed = made.stopwatch.timed(point_of(made))
+    assert set() < kept[0] == kept[1]
+    for rows, found in timed.items():
+        assert list(found.seconds) == [FULL, ADAPTIVE, GENERATE, COMPILED]
+        assert found.process.tolist() == [0, 0, 1, 1]
+        assert made.stopwatch.checked(point_of(made), rows).passed is True
+
+
+def built(folder: Path) -> set[Path]:
+    """Kernels that Inductor has built there."""
+    return {path.relative_to(folder) for path in folder.rglob("*.so")}
 
 
 def running(program: str) -> Afresh:
