@@ -35,6 +35,7 @@ from emad_ref.verdict.times import ratio_within
 from emad_ref.verdict.units import ByPair
 
 SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
+HALF = 2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
 ARMS = ("full", "adaptive")  # in the order of ``Joules``
 ALONE = "in this process alone (another on the device spoils a window)"
 
@@ -144,7 +145,7 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
     """
     subject, stopwatch = evidence.subject, evidence.stopwatch
     length, new = stopwatch.request_shape
-    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs
+    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs // HALF
     prompts = subject.prompts(rows * (pairs + 1), length)
 
     def arm(decoder: Decoder) -> Callable[[int, int], int]:
