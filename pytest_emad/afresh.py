@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ import pytest
 
 from emad_ref.errors import EmadError
 from emad_ref.wire.address import Server
-from pytest_emad import backends, progress
+from pytest_emad import backends, bounded, progress
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def afresh(config: pytest.Config) -> Afresh:
 
     if without := _without(config):
         return Afresh(without=without)
-    return Afresh(partial(_start, config))
+    return Afresh(partial(_start, config), allowed_s=settings(config).process_timeout)
 
 
 def _without(config: pytest.Config) -> str:
@@ -78,18 +77,15 @@ def _without(config: pytest.Config) -> str:
     return ""
 
 
-def _start(config: pytest.Config, task: Path, output: Path) -> int:
-    """With this run's import path, whoever started it; its standard input is nobody's."""
+def _start(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
+    """With this run's import path, whoever started it."""
     task.with_name(PROVIDERS).write_text(json.dumps(_providers(config)), encoding="utf-8")
     given = config.invocation_params
     path = json.dumps([entry or str(given.dir) for entry in sys.path])
     named = [part for plugin in given.plugins or () for part in ("-p", str(plugin))]
     command = [sys.executable, "-c", AGAIN, path, f"{FLAG}={task}", *named, *map(os.fspath, given.args)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_CURRENT_TEST"}
-    with open(output, "wb") as file:
-        return subprocess.run(
-            command, cwd=given.dir, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, check=False
-        ).returncode
+    return bounded.status(command, output, seconds, folder=given.dir, environment=environment)
 
 
 def _providers(config: pytest.Config) -> list[str]:

@@ -4,14 +4,17 @@ A task is pickled into a folder of its own, the host starts a process that reads
 back. The same decoder under test is at hand there because the host starts the process by its own command line. Nothing
 here knows what a task measures.
 
-A process that fails, or is ended, is an error that names what it printed; its folder is kept. Nothing is tried again in
-this process instead: what was to be measured afresh would not be.
+A process that hangs, a decoder that never answers, is ended: after the seconds that a host allows for a start, and
+``GENEROUS`` times as long as what it was to measure is expected to take. One that fails, or is ended, is an error that
+names what it printed; its folder is kept. Nothing is tried again in this process instead: what was to be measured
+afresh would not be.
 """
 
 from __future__ import annotations
 
 import pickle
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from signal import Signals
@@ -23,6 +26,7 @@ from emad_ref.files import read_bytes, writing
 
 TASK, RESULT, OUTPUT = "task", "result", "output"  # files of a task's folder
 SHOWN = 5  # last lines of the output, in messages
+GENEROUS = 10.0  # a process beside busy neighbours may take some times as long; one that hangs takes for ever
 
 
 class AfreshFailed(EmadError):
@@ -35,18 +39,30 @@ class Task(Protocol):
     def run(self, host: Host) -> Any: ...
 
 
-def carried_out(afresh: Afresh, task: Task) -> Any:
+def carried_out(afresh: Afresh, task: Task, expected_s: float) -> Any:
     """What ``task.run`` returns in a process of its own.
 
+    Args:
+        expected_s: seconds that what it measures takes, as far as this process can tell.
+
     Raises:
-        AfreshFailed: the process ended without a result.
+        AfreshFailed: the process ended without a result, or was ended because it took too long.
     """
     assert afresh.start is not None, "whoever hands over has asked whether anybody can"
     folder = Path(tempfile.mkdtemp(prefix="emad-afresh-"))
     _write(folder / TASK, task)
-    status = afresh.start(folder / TASK, folder / OUTPUT)
+    limit = afresh.allowed_s + GENEROUS * expected_s
+    try:
+        status = afresh.start(folder / TASK, folder / OUTPUT, limit)
+    except subprocess.TimeoutExpired as late:
+        how = (
+            f"was ended after {limit:.0f} s: {afresh.allowed_s:.0f} s to start in, and {GENEROUS:.0f} times the "
+            f"{expected_s:.3g} s in which its requests were expected"
+        )
+        remedy = "mend what hangs, raise --emad-process-timeout where it only starts slowly"
+        raise AfreshFailed(_told(how, folder / OUTPUT, remedy)) from late
     if status != 0 or not (folder / RESULT).exists():
-        raise AfreshFailed(_told(status, folder / OUTPUT))
+        raise AfreshFailed(_told(_ending(status), folder / OUTPUT, "mend what it names"))
     result = pickle.loads(read_bytes(folder / RESULT, "result"))
     shutil.rmtree(folder)
     return result
@@ -63,13 +79,16 @@ def _write(path: Path, what: Any) -> None:
         file.write(pickle.dumps(what))
 
 
-def _told(status: int, output: Path) -> str:
-    how = "ended without a result" if status == 0 else f"ended with status {status}"
+def _ending(status: int) -> str:
     if status < 0:
-        how = f"was ended by {Signals(-status).name}"
+        return f"was ended by {Signals(-status).name}"
+    return f"ended with status {status}" if status else "ended without a result"
+
+
+def _told(how: str, output: Path, remedy: str) -> str:
     said = read_bytes(output, "output").decode("utf-8", "replace").splitlines() if output.exists() else []
     last = " / ".join([line.strip() for line in said if line.strip("^~ ")][-SHOWN:]) or "nothing"
     return (
         f"a fresh process {how}, and what it was to measure is not measured; it printed last: {last}; all of it is in "
-        f"{output}; mend what it names, or take --emad-budget smoke, which starts none"
+        f"{output}; {remedy}, or take --emad-budget smoke, which starts none"
     )

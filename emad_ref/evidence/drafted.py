@@ -56,7 +56,7 @@ class Drafted:
         """Batch size → arms ``full``, ``adaptive`` (drafting), and the baselines."""
         racing, alone = partial(race, self._way), min(self._subject.budget.batch_sizes)
         watch, few = self._stopwatch, min(PAIRS, self._subject.budget.pairs)
-        return watch.races(racing, sizes=(alone,)) | {
+        return watch.races(racing, drawn={alone: watch.drawn(alone)}) | {
             rows: racing(self._subject, watch, rows, watch.drawn(rows, few)) for rows in self._larger(alone)
         }
 

@@ -11,15 +11,16 @@ Each process times all batch sizes that are asked for: it loads the model once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from emad_ref.evidence.afresh import AfreshFailed, carried_out
+from emad_ref.evidence.afresh import AfreshFailed, Task, carried_out
 from emad_ref.evidence.bridging import Bridging
 from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.points import Points
@@ -79,31 +80,41 @@ class Fresh:
             self.without = ""
 
     def races(
-        self, stopwatch: Stopwatch, racing: Racing, points: Collection[OperatingPoint], sizes: Collection[int]
+        self, stopwatch: Stopwatch, racing: Racing, points: Collection[OperatingPoint], drawn: Mapping[int, Drawn]
     ) -> dict[int, Requests]:
-        """Batch size of ``sizes`` → what ``racing`` gives of all pairs, ``process`` told.
+        """Batch size of ``drawn`` → what ``racing`` gives of all pairs, ``process`` told.
 
         Raises:
             Unsupported: the decoder under test declines one of ``points``.
             AfreshFailed: a process ended without its times, or timed other arms than another.
         """
         subject = self._subject
-        for rows in sizes:
+        for rows in drawn:
             for each in points:
                 with subject.open(each, max_rows=rows):
                     pass  # what is declined is declined here, by name
-        whole = {rows: stopwatch.drawn(rows) for rows in sizes}
-        dealt = np.array_split(np.arange(subject.budget.pairs), subject.budget.processes)
-        attached = attached_to(subject.stepper)
-        parts: list[dict[int, Requests]] = []
-        named = f"{subject.name}: fresh processes"
-        for number, pairs in enumerate(tqdm(dealt, desc=named, file=subject.bars(), leave=False)):
-            share = Share(
-                subject.name, subject.fingerprint, subject.study, racing, stopwatch.request_shape, attached,
-                {rows: share_of(drawn, pairs, number) for rows, drawn in whole.items()},
-            )  # fmt: skip
-            parts.append(carried_out(self._afresh, share))
-        return {rows: joined([part[rows] for part in parts]) for rows in sizes}
+        attached, shape = attached_to(subject.stepper), stopwatch.request_shape
+
+        def share(number: int, pairs: Ints) -> Share:
+            dealt = {rows: share_of(whole, pairs, number) for rows, whole in drawn.items()}
+            return Share(subject.name, subject.fingerprint, subject.study, racing, shape, attached, dealt)
+
+        parts = self.shared(subject.budget.pairs, share, partial(stopwatch.expected_s, drawn))
+        return {rows: joined([part[rows] for part in parts]) for rows in drawn}
+
+    def shared(self, pairs: int, share: Callable[[int, Ints], Task], expected_s: Callable[[int], float]) -> list[Any]:
+        """What each process brings back of its ``share(number, pairs)``, in their order.
+
+        ``expected_s``: seconds that so many pairs are expected to take.
+
+        Raises:
+            AfreshFailed: a process ended without a result.
+        """
+        dealt = np.array_split(np.arange(pairs), self._subject.budget.processes)
+        longest = expected_s(max(map(len, dealt)))
+        named = f"{self._subject.name}: fresh processes"
+        bar = tqdm(dealt, desc=named, file=self._subject.bars(), leave=False)
+        return [carried_out(self._afresh, share(number, each), longest) for number, each in enumerate(bar)]
 
 
 def share_of(drawn: Drawn, pairs: Ints, number: int) -> Drawn:
@@ -113,15 +124,21 @@ def share_of(drawn: Drawn, pairs: Ints, number: int) -> Drawn:
     return replace(drawn, batches=batches, audited=audited, seed=(*drawn.seed, number))
 
 
+def require_same_arms(timed: Sequence[list[str]]) -> list[str]:
+    """What each process timed, which must be the same. Raises AfreshFailed where it is not."""
+    arms = timed[0]
+    if others := next((other for other in timed if other != arms), None):
+        raise AfreshFailed(f"one process timed {', '.join(arms)}, another {', '.join(others)}; run it again")
+    return arms
+
+
 def joined(parts: Sequence[Requests]) -> Requests:
     """All pairs of one batch size, in the order of ``parts``, one of each process.
 
     Raises:
         AfreshFailed: they timed different arms.
     """
-    arms = list(parts[0].seconds)
-    if others := next((list(part.seconds) for part in parts if list(part.seconds) != arms), None):
-        raise AfreshFailed(f"one process timed {', '.join(arms)}, another {', '.join(others)}; run it again")
+    arms = require_same_arms([list(part.seconds) for part in parts])
     counts = [len(part.prompts) for part in parts]
     starts = np.cumsum([0, *counts[:-1]]).tolist()
 

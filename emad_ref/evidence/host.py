@@ -9,6 +9,7 @@ from typing import TextIO
 
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.lending import judges_own
+from emad_ref.evidence.study import START_S
 from emad_ref.models.loading import Loaded
 from emad_ref.protocol import Decoder, Request
 from emad_ref.workers.handing import Crew
@@ -43,13 +44,16 @@ def standard_error() -> TextIO | None:
 class Afresh:
     """A process like this one, for one task (``evidence.afresh``).
 
-    ``start(task, output)`` runs a process that calls ``afresh.answer`` for the file ``task``, and returns its exit
-    status once it has ended, a signal as its negative; all that it prints goes to ``output``. None: ``without`` says
+    ``start(task, output, seconds)`` runs a process that calls ``afresh.answer`` for the file ``task``, and returns its
+    exit status once it has ended, a signal as its negative; all that it prints goes to ``output``. After so many
+    seconds it and all that it started are ended, and ``subprocess.TimeoutExpired`` is raised. None: ``without`` says
     why there is none.
+    ``allowed_s``: seconds that it may take beside what it measures, to start, to import and to load the model.
     """
 
-    start: Callable[[Path, Path], int] | None = None
+    start: Callable[[Path, Path, float], int] | None = None
     without: str = ""
+    allowed_s: float = START_S
 
 
 NOWHERE = Afresh(without="whoever asks here starts no process like its own")

@@ -7,7 +7,7 @@ family larger, and each of them would want 30 pairs.
 
 ``PAIRS`` 12: where pairs vary by 7 %, as on a machine that does little else, 12 leave an interval of ± 4.5 %, so that a
 gain of 10 %, which EMAD-F2 asks for, is told from none. Two more batch sizes, of 12 pairs and 2 of warm-up each, add a
-seventh to the requests of ``standard``, which times three of 60.
+seventeenth to the requests of ``standard``, which times three of 120 behind 40 of warm-up.
 """
 
 from __future__ import annotations

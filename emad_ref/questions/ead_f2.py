@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from emad_ref.decoding.switching import LARGE
+from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.pair.answered import described
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.library import LIBRARY
@@ -150,9 +151,11 @@ def answer(pair: Pair, asked: Asked) -> Answer:
         return absent  # which model writes which token follows from the weights, and so does the time
     timed = pair.timing.rivals
     arms, not_run = raced(pair, timed, ARMS), pair.timing.library.absent
+    exhibits = Exhibits(notes=(pair.timing.told(timed),))
     if absent:
-        return replace(absent, verdict=replace(absent.verdict, legs=as_numbers(arms, timed.new, asked, not_run)))
-    return about(pair, decide(Found(arms, timed.new, _score(pair, asked), not_run), asked))
+        verdict = replace(absent.verdict, legs=as_numbers(arms, timed.new, asked, not_run))
+        return about(pair, verdict, exhibits)
+    return about(pair, decide(Found(arms, timed.new, _score(pair, asked), not_run), asked), exhibits)
 
 
 def _score(pair: Pair, asked: Asked) -> Score:

@@ -85,7 +85,7 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
     rule = evidence.stopwatch.point
     exact = {name: replace(rule, name=name, schedule=schedule) for name, schedule in EXACT.items()}
     copying = replace(rule, name=COPYING, schedule="copying")
-    requests = evidence.stopwatch.against_full(exact | {COPYING: copying, MONOTONE: rule})
+    requests = evidence.stopwatch.against_full(exact | {COPYING: copying, MONOTONE: rule}, decides=True)
     seconds = requests.by_pair()
     found = Found(
         seconds["full"],
@@ -94,15 +94,15 @@ def answer(evidence: Evidence, asked: Asked) -> Answer:
         seconds[MONOTONE],
         requests.skipped(next(iter(exact)), evidence.subject.stepper.layers),
     )
-    exhibits = Exhibits()
+    notes: tuple[str, ...] = (evidence.stopwatch.told("repairs", {1: requests}),)
     if not evidence.subject.without_quality:
         if refusal := evidence.bridging.refusal:
-            exhibits = Exhibits(notes=(f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",))
+            notes += (f"{evidence.name}: {asked.claim.id}: no FLOPs and no quality: {refusal}",)
         else:
             saved = loss_table(evidence.traces.evaluation, evidence.loaded.geometry, exact.values())
             reductions = {loss.point.name: loss.net_reduction for loss in saved}
             found = replace(found, net_reductions=reductions, quality=copied_quality(evidence, copying))
-    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, exhibits)
+    return Answer(decide(found, asked), evidence.corpus, evidence.fingerprint, Exhibits(notes=notes))
 
 
 def copied_quality(evidence: Evidence, copying: OperatingPoint) -> Copied:

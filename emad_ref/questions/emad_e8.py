@@ -16,9 +16,9 @@ from emad_ref.audit.finding import Finding
 from emad_ref.audit.sameness import same_tokens
 from emad_ref.decoding.pair import Partner
 from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.pair.arms import speculating
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.speculation import speculation
-from emad_ref.evidence.pair.timing import speculating
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.paired import Raced, about, acceptance_leg, raced, speed_leg
 from emad_ref.verdict.claims import Leg, Verdict

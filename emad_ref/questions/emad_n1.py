@@ -4,6 +4,10 @@ Windows of the device's own counter in pairs (``meters.energy``), requests of th
 size is a leg, and estimates the ratio of joules per token summed over windows, which together are one mix of requests.
 What the counter's steps may add or leave out widens the interval at its worst (``meters.instrument``). On a CPU it is
 the energy of its packages where the system shows it (``meters.rapl``), whoever used them.
+
+All windows are this process's: NVML lists who is on a device, and a window that another process shared is spoiled, so
+that one which measured for this one could not be told from a stranger's.
+
 Random weights draw as much as trained ones: quality is no premise. Without a counter, or where it sees one of several
 devices, the row is unmeasured, with the reason and no number. It does not apply to an encoder-decoder.
 """
@@ -31,7 +35,9 @@ from emad_ref.verdict.times import ratio_within
 from emad_ref.verdict.units import ByPair
 
 SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
+HALF = 2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
 ARMS = ("full", "adaptive")  # in the order of ``Joules``
+ALONE = "in this process alone (another on the device spoils a window)"
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,8 @@ def found_of(energies: Mapping[int, Energies | Unmeasured]) -> Found:
 def described(energies: Energies) -> str:
     """Which instrument was read, how often it moves, what was and what could not be checked, what was thrown away."""
     moves = (f"moves every {1000 * energies.refresh_s:.3g} ms",) if energies.refresh_s else ()
-    return "; ".join((energies.source, *moves, *energies.caveats, f"{len(energies.spoiled)} windows spoiled"))
+    spoiled = f"{len(energies.spoiled)} windows spoiled"
+    return "; ".join((energies.source, ALONE, *moves, *energies.caveats, spoiled))
 
 
 def energy_counter(stepper: Stepper, packages: bool = False) -> AbstractContextManager[Counter | Unmeasured]:
@@ -138,7 +145,7 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
     """
     subject, stopwatch = evidence.subject, evidence.stopwatch
     length, new = stopwatch.request_shape
-    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs
+    pairs = SMOKE_PAIRS if subject.budget.rank == 0 else subject.budget.pairs // HALF
     prompts = subject.prompts(rows * (pairs + 1), length)
 
     def arm(decoder: Decoder) -> Callable[[int, int], int]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from emad_ref.evidence.exhibits import Exhibits
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.evidence.pair.speculation import DRAFTED
@@ -165,7 +166,7 @@ def answer(pair: Pair, asked: Asked) -> Answer:
     exit_layer = next(iter(pair.models.exit_layers), None)
     arms, absent = raced(pair, timed, ARMS), pair.timing.library.absent
     found = Found(arms, timed.new, point.name, exit_layer, tasks, unusable, absent)
-    return about(pair, decide(found, asked))
+    return about(pair, decide(found, asked), Exhibits(notes=(pair.timing.told(timed),)))
 
 
 # Time against each speculation, and accuracy on each task that the large model is scored on.

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from emad_ref.evidence.exhibits import Exhibits
+from emad_ref.evidence.pair.arms import Timed
 from emad_ref.evidence.pair.gathered import Pair
-from emad_ref.evidence.pair.timing import Timed
 from emad_ref.questions.asking import Answer, Asked
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import counted

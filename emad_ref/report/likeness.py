@@ -16,7 +16,7 @@ from emad_ref.report.reading import Report
 # options that say whom a run judges, where it writes and what fails it, not how anything is measured
 NOT_MEASURING = frozenset(
     {"models", "backend", "decoder", "decoder_timeout", "expect_decoder", "waive", "report", "golden", "update_golden"}
-    | {"gate", "gate_claims", "inconclusive", "require"}
+    | {"process_timeout", "gate", "gate_claims", "inconclusive", "require"}
 )
 SURROUNDINGS = ("platform", "machine", "torch_threads", "extensions")
 RELEASE = re.compile(r"hook of plugin \S+ \((?:.*, )?(.+)\)")  # of ``hook of plugin mylib (mylib.hooks, mylib 1.2)``

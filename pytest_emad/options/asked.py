@@ -27,6 +27,7 @@ class Settings:
     backend: str | None
     decoder: Address | None
     decoder_timeout: float
+    process_timeout: float
     expect_decoder: str | None
     waive: tuple[tuple[str, str], ...]  # what may stay undecided → why
     report: Path | None

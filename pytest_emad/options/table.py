@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 
 from emad_ref.evidence import values
-from emad_ref.evidence.study import BUDGETS, FLOP_EVIDENCE
+from emad_ref.evidence.study import BUDGETS, FLOP_EVIDENCE, START_S
 from emad_ref.models.bundled import PAIR
 from emad_ref.verdict.gating import GATES, INCONCLUSIVE, REQUIREMENTS
 from emad_ref.wire.address import FORMS, address
@@ -96,6 +96,14 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         "decoder-timeout", values.seconds, 120.0, "time limit of each call to --emad-decoder (default: 120)", "SECONDS"
+    ),
+    Option(
+        "process-timeout",
+        values.seconds,
+        START_S,
+        "seconds that a fresh process of a race may take to start and load, beside ten times those of its requests "
+        f"(default: {START_S:.0f})",
+        "SECONDS",
     ),
     Option(
         "expect-decoder",

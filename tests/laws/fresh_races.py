@@ -77,5 +77,6 @@ def _row(budget: Budget) -> dict[str, object]:
 
 if __name__ == "__main__":
     standard, full = BUDGETS["standard"], BUDGETS["full"]
-    compared = (replace(standard, processes=5), standard, replace(full, processes=10), full)
+    fewer = [replace(standard, pairs=60, processes=processes) for processes in (10, 20, 30)]
+    compared = (*fewer, replace(standard, processes=12), standard, replace(full, processes=10), full)
     print(tabulate([_row(budget) for budget in compared], headers="keys", tablefmt="github"))

@@ -11,6 +11,7 @@ from tests.plugin.conftest import Run
 
 TASKS = """
 import os
+import time
 from dataclasses import dataclass
 
 @dataclass
@@ -23,6 +24,9 @@ class Asking:
             os.kill(os.getpid(), 9)
         if self.then == "raise":
             raise RuntimeError("out of beans")
+        if self.then == "hang":
+            print("a decoder that never answers", flush=True)
+            time.sleep(600)
         return host.make_decoder(None), os.getpid()
 """
 PROVIDES = """
@@ -43,7 +47,7 @@ from tasks import Asking
 def test_the_same_decoder(emad_host, emad_settings):
     report = lambda: {path: path.read_bytes() for path in emad_settings.report.iterdir() if path.is_file()}
     before = report()
-    decoder, process = carried_out(emad_host.afresh, Asking())
+    decoder, process = carried_out(emad_host.afresh, Asking(), 1.0)
     assert before
     assert report() == before
     assert decoder == "an option seen by the conftest"
@@ -55,12 +59,12 @@ def test_the_same_decoder(emad_host, emad_settings):
 ])
 def test_failures(emad_host, then, said):
     with pytest.raises(AfreshFailed, match=said):
-        carried_out(emad_host.afresh, Asking(then))
+        carried_out(emad_host.afresh, Asking(then), 1.0)
 
 def test_another_decoder(emad_host, monkeypatch):
     monkeypatch.setenv("NOT_HERE", "1")
     with pytest.raises(AfreshFailed, match="this process has the providers emad-walked, and the run .*conftest.py"):
-        carried_out(emad_host.afresh, Asking())
+        carried_out(emad_host.afresh, Asking(), 1.0)
 """
 
 
@@ -76,6 +80,27 @@ def test_a_process_is_started_as_the_run_was(project: pytest.Pytester, run_apart
     project.makepyfile(ASKS, tasks=TASKS)
     run_apart("--seen", "an option seen", "--emad-report", "out", "--junitxml", "junit.xml").assert_outcomes(passed=4)
     assert len(list(tmp_path.glob("emad-afresh-*/output"))) == 3
+
+
+HANGS = """
+import pytest
+from emad_ref.evidence.afresh import AfreshFailed, carried_out
+from tasks import Asking
+
+def test_one_that_hangs(emad_host):
+    with pytest.raises(AfreshFailed, match=r"ended after 25 s: 20 s .* time.sleep\\(600\\) / KeyboardInterrupt;"):
+        carried_out(emad_host.afresh, Asking("hang"), 0.5)
+"""
+
+
+@pytest.mark.slow  # waits for longer than a process takes to start
+def test_a_process_that_hangs_is_ended_and_says_where_it_was(
+    project: pytest.Pytester, run_apart: Run, tmp_path: Path
+) -> None:
+    project.makepyfile(HANGS, tasks=TASKS)
+    run_apart("--emad-process-timeout", 20).assert_outcomes(passed=1)
+    (kept,) = tmp_path.glob("emad-afresh-*/output")
+    assert "a decoder that never answers" in kept.read_text()
 
 
 # ------------------------------------------------------------ where none is started

@@ -10,7 +10,7 @@ import torch
 
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
-from emad_ref.evidence.study import Study
+from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.energy import Energies, Unmeasured
 from emad_ref.models.loading import load
 from emad_ref.questions import emad_n1
@@ -77,14 +77,17 @@ def test_on_a_processor_its_packages_are_read_where_there_is_time_for_it(monkeyp
 
 def test_the_instrument_and_its_self_check_are_told():
     told = emad_n1.described(emad_n1.checked(energies(0.8), 0.1, 1.02))
-    assert told == "energy counter; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
+    where = "in this process alone (another on the device spoils a window)"
+    assert (
+        told == f"energy counter; {where}; moves every 100 ms; counted over integrated power: 1.02; 0 windows spoiled"
+    )
     alone = emad_n1.checked(energies(0.8), 0.1, Unmeasured("not offered by this driver"))
     assert alone.caveats == ("no self-check: not offered by this driver",)
 
 
 def test_the_note_says_which_instrument_and_what_was_spoiled():
     said = emad_n1.described(energies(0.8, spoiled=("throttled",), caveats=("sharing cannot be ruled out",)))
-    assert said == "energy counter; sharing cannot be ruled out; 1 windows spoiled"
+    assert said.endswith("; sharing cannot be ruled out; 1 windows spoiled")
 
 
 def test_without_a_gpu_it_is_unmeasured_and_nothing_is_timed(monkeypatch: pytest.MonkeyPatch):
@@ -138,6 +141,19 @@ def test_windows_are_requests_of_the_timed_shape_on_fresh_prompts(monkeypatch: p
         assert each.tokens["full"].tolist() == [4 * rows] * emad_n1.SMOKE_PAIRS
         assert each.joules["adaptive"].tolist() == [1800.0] * emad_n1.SMOKE_PAIRS
     assert set(asked_of) == {(1, 4), (4, 4)}
+
+
+@pytest.mark.parametrize(("budget", "pairs"), [("smoke", 6), ("standard", 60), ("full", 100)])
+def test_pairs_of_windows_are_half_of_those_of_requests(budget: str, pairs: int, monkeypatch: pytest.MonkeyPatch):
+    evidence = Evidence(load("emad-nano"), Study(corpus="self", budget=BUDGETS[budget]), Host())
+    evidence.stopwatch.__dict__.update(request_shape=(8, 4), point=evidence.subject.full)
+    wanted: list[int] = []
+    none = Unmeasured("no clean window")
+    monkeypatch.setattr(emad_n1, "paired", lambda arms, count, *a, **k: wanted.append(count) or none)
+    monkeypatch.setattr(emad_n1, "refresh_seconds", lambda counter: 0.02)
+    monkeypatch.setattr(emad_n1, "counted_over_polled", lambda *a, **k: 1.0)
+    assert emad_n1.windows(evidence, Board(), 1) == none
+    assert wanted == [pairs]
 
 
 def test_nothing_is_tried_after_the_first_batch_size_that_cannot_be_measured():

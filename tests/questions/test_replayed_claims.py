@@ -112,11 +112,15 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, points: Any, *divided: Any):
             self.point = points.traces.profile.point(0.0)
 
-        def against_full(self, points: Any) -> Any:
+        def against_full(self, points: Any, *, decides: bool) -> Any:
+            assert decides
             noise = np.random.default_rng(0).uniform(0.99, 1.01, (len(factors), PAIRS))
             seconds = {name: factors[name] * noise[i] for i, name in enumerate(["full", *points])}
             columns = {name: ByPair(column) for name, column in seconds.items()}
             return SimpleNamespace(by_pair=lambda: columns, skipped=lambda arm, layers: 0.4)
+
+        def told(self, what: str, races: Any) -> str:
+            return f"timed {what}"
 
     monkeypatch.setattr("emad_ref.evidence.gathered.Stopwatch", Known)
 
@@ -129,11 +133,14 @@ def test_times_stand_behind_a_bridge_that_failed_without_flops_and_copied_qualit
         *emad_e7.EXACT, *BESIDE, *(f"{name}: FLOPs" for name in emad_e7.EXACT), "state copying: perplexity",
     }  # fmt: skip
     assert named["state copying: perplexity"].n == emad_e7.DECODED
-    assert whole.exhibits.notes == ()
+    assert whole.exhibits.notes == ("timed repairs",)
     assert [leg.name for leg in bare.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
     assert all(leg == named[leg.name] for leg in bare.verdict.legs)
     assert bare.verdict.verdict == "survived"
-    assert bare.exhibits.notes == (f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",)
+    assert bare.exhibits.notes == (
+        "timed repairs",
+        f"small: EMAD-E7: no FLOPs and no quality: {SPEAKS_NOT}",
+    )
 
 
 @pytest.mark.usefixtures("timed")
@@ -143,7 +150,7 @@ def test_random_weights_are_timed_without_a_word_about_quality(stepper: Stepper)
     evidence.bridging.__dict__["bridge"] = None  # asking it would be an error
     answer = answered("EMAD-E7", evidence)
     assert [leg.name for leg in answer.verdict.legs] == [*emad_e7.EXACT, *BESIDE]
-    assert answer.exhibits.notes == ()
+    assert answer.exhibits.notes == ("timed repairs",)
 
 
 def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
@@ -151,7 +158,7 @@ def test_a_decoder_that_declines_a_schedule_is_not_judged_by_its_time(
 ) -> None:
     evidence = small_evidence(stepper)
 
-    def declines(points: Any) -> Any:
+    def declines(points: Any, *, decides: bool) -> Any:
         raise Unsupported("monotone depth only")
 
     monkeypatch.setattr(evidence.stopwatch, "against_full", declines)

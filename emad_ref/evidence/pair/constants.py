@@ -17,9 +17,9 @@ import numpy as np
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.pair.answered import described, table_row
+from emad_ref.evidence.pair.arms import Arm, alone, self_speculating, speculating, switching
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.speculation import DRAFTED
-from emad_ref.evidence.pair.timing import Arm, alone, self_speculating, speculating, switching
 from emad_ref.sweep.routing import thresholds
 
 TAUS = 3  # thresholds by quantile, with either model first
@@ -89,5 +89,5 @@ def _tokens_per_second(
             arms |= {name: self_speculating(drafting, layer) for name, layer in exits.items()}
         arms |= dict(pair.timing.library.arms)
         timed = pair.timing.timed(arms, pair.size.reported)
-        pair.timing.require_lossless(timed, large.decoder, "large alone")
+        pair.timing.require_lossless(timed, large.decoder.capabilities, "large alone")
     return {name: float(timed.new / np.median(seconds.values)) for name, seconds in timed.seconds.items()}

@@ -85,4 +85,4 @@ class Pair:
     @cached_property
     def timing(self) -> Timing:
         """Paired seconds of the ways to answer."""
-        return Timing(self.rules, self.study.budget.pairs, self.study.seed)
+        return Timing(self.rules, self.names, self.study)

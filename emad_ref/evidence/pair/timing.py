@@ -1,74 +1,61 @@
 """How long the ways to answer take: paired requests at batch 1, and the FLOPs and acceptance of the very same runs.
 
 The same fresh prompts for all arms of a pair, the same number of new tokens, no stop token. Beside our own arms stand
-those that a user of transformers would take for the same output (``library``). What was emitted while the clock ran is
-looked at afterwards: its length, that what promises to lose nothing emitted the large model's tokens, and that EMAD's
-are the argmax at the depths it claims. A decoder that fails there has no time worth telling: it raises.
+those that a user of transformers would take for the same output (``library``). Races that decide are divided over fresh
+processes where a run has them (``evidence.fresh``). What was emitted while the clock ran is looked at afterwards: its
+length, that what promises to lose nothing emitted the large model's tokens, and that EMAD's are the argmax at the
+depths it claims. A decoder that fails there has no time worth telling: it raises.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
 from emad_ref.audit.sameness import same_tokens
 from emad_ref.audit.timed import TimedRequest, lengths, requests
-from emad_ref.decoding.acceptance import Speculated
-from emad_ref.decoding.pair import Partner
-from emad_ref.decoding.selfdraft import self_speculate
-from emad_ref.decoding.speculative import speculate
-from emad_ref.decoding.switching import LARGE, SwitchingRule, switch
-from emad_ref.evidence.pair.answered import Result, record_of
+from emad_ref.decoding.switching import LARGE, SwitchingRule
+from emad_ref.evidence.fresh import Fresh
+from emad_ref.evidence.pair.answered import record_of
+from emad_ref.evidence.pair.arms import (
+    WARM_UP,
+    Arm,
+    Arming,
+    Drawn,
+    Timed,
+    against_adaptive,
+    against_switching,
+    clocked,
+    emitted_of,
+)
 from emad_ref.evidence.pair.library import LIBRARY, Library, library
+from emad_ref.evidence.pair.names import PairNames
 from emad_ref.evidence.pair.rules import Rules
-from emad_ref.evidence.pair.speculation import DRAFTED
-from emad_ref.meters.clock import paired
+from emad_ref.evidence.pair.shares import Share, joined, share_of
+from emad_ref.evidence.stopwatch import where
+from emad_ref.evidence.study import Study
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Capabilities, Decoder, Prompt
+from emad_ref.protocol import Capabilities, Prompt
+from emad_ref.readout.attached import attached_to
 from emad_ref.record import Ints
-from emad_ref.verdict.units import ByPair
 
-WARM_UP = 2
 AUDITED = 4  # pairs whose records are looked at after the clock
 LOSSLESS = ("speculative", "self-speculative", *LIBRARY)  # arms that promise the large model's tokens
 
-Done = Result | Ints  # what an arm made of a request: tokens [new] where it keeps no record
-Arm = Callable[[Prompt, int], Done]
-
-
-@dataclass(frozen=True, eq=False)
-class Timed:
-    """Arm → [pairs]: wall-clock ``seconds``, and the ``results`` of the very same runs.
-
-    ``new``: tokens that every request emitted; ``prompts`` [pairs].
-    """
-
-    seconds: Mapping[str, ByPair]
-    results: Mapping[str, list[Done]]
-    new: int
-    prompts: Sequence[Prompt] = ()
-
-    def recorded(self, arm: str) -> list[Result]:
-        """Results of an arm that keeps records; none of one that keeps none."""
-        return [done for done in self.results[arm] if not isinstance(done, np.ndarray)]
-
-    def accepted(self, arm: str) -> list[float]:
-        """Accepted over judged drafts, of each run that drafted."""
-        rates = [done.acceptance for done in self.results[arm] if isinstance(done, Speculated)]
-        return [rate for rate in rates if rate is not None]
-
 
 class Timing:
-    """Requests of one task's judged items, timed when first asked for. ``pairs``: of rows that decide; ``seed``: of the
-    order of arms."""
+    """Requests of one task's judged items, timed when first asked for, of the models ``names`` under ``study``."""
 
-    def __init__(self, rules: Rules, pairs: int, seed: int):
-        self._rules, self._pairs, self._seed = rules, pairs, seed
+    def __init__(self, rules: Rules, names: PairNames, study: Study):
+        self._rules, self._names, self._study = rules, names, study
+        self._pairs, self._seed = study.budget.pairs, study.seed  # pairs of rows that decide
         self._answers, self._models = rules.answers, rules.answers.models
+        large = self._models.large
+        self._fresh = Fresh(large.host.afresh, large.subject)
 
     @property
     def task(self) -> str:
@@ -100,28 +87,58 @@ class Timing:
         (prompt,) = self.prompts(1)
         return library(small, large, prompt)
 
+    def _drawn(self, pairs: int) -> Drawn:
+        return Drawn(self.prompts(pairs + WARM_UP), self.new, (self._seed,))
+
     def timed(self, arms: Mapping[str, Arm], pairs: int) -> Timed:
-        """``arms`` on the same fresh prompts; each takes a prompt and a number of new tokens, and stops at none."""
-        prompts = self.prompts(pairs + WARM_UP)
-        results: dict[str, list[Done]] = {name: [] for name in arms}
+        """``arms`` on the same fresh prompts, in this process; each takes a prompt and a number of new tokens, and
+        stops at none."""
+        return self._of_one_length(clocked(self._models, arms, self._drawn(pairs)))
 
-        def timed_arm(name: str) -> Callable[[int], None]:
-            return lambda pair: results[name].append(arms[name](prompts[pair], self.new))
-
-        large = self._models.large.subject
-        with large.open(large.full) as decoder:
-            timings = paired(
-                {name: timed_arm(name) for name in arms},
-                pairs,
-                np.random.default_rng(self._seed),
-                warm_up=WARM_UP,
-                synchronize=decoder.synchronize,
-            )
-        seconds = {name: ByPair(column) for name, column in timings.seconds.items()}
-        counted = {name: done[WARM_UP:] for name, done in results.items()}
-        emitted = {name: [emitted_of(one) for one in done] for name, done in counted.items()}
+    def _of_one_length(self, timed: Timed) -> Timed:
+        emitted = {name: [emitted_of(one) for one in done] for name, done in timed.results.items()}
         lengths(emitted, 1, self.new).require()
-        return Timed(seconds, counted, self.new, prompts[WARM_UP:])
+        return timed
+
+    def _raced(self, arming: Arming) -> Timed:
+        """What decides: our own arms and transformers', in this process or divided over fresh ones.
+
+        Raises:
+            Unsupported: a decoder under test declines what an arm asks.
+            AfreshFailed: a fresh process ended without its times.
+        """
+        with ExitStack() as stack:
+            arms = {**arming(self._models, stack), **self.library.arms}
+            if self._fresh.without:
+                return self.timed(arms, self._pairs)
+            request_s = self._seconds(arms)
+        whole, models = self._drawn(self._pairs), self._models
+        small, large = (attached_to(evidence.subject.stepper) for evidence in models.both)
+
+        def share(number: int, pairs: Ints) -> Share:
+            drawn = share_of(whole, pairs, number)
+            names = (self._names.small, self._names.large)
+            return Share(names, models.fingerprint, self._study, self._rules.size, arming, (small, large), drawn)
+
+        parts = self._fresh.shared(self._pairs, share, lambda pairs: (WARM_UP + pairs) * request_s)
+        return self._of_one_length(joined(parts))
+
+    def _seconds(self, arms: Mapping[str, Arm]) -> float:
+        """Of one request by each of ``arms``, after another that warms them up."""
+        (prompt,) = self.prompts(1)
+        for _ in range(2):
+            start = time.perf_counter()
+            for arm in arms.values():
+                arm(prompt, self.new)
+        return time.perf_counter() - start
+
+    def told(self, timed: Timed) -> str:
+        """One sentence: what was timed, on which requests, and where."""
+        seconds = next(iter(timed.seconds.values()))
+        return (
+            f"{self._names.name}: timed {', '.join(timed.seconds)}, {timed.new} new tokens after prompts of "
+            f"{self.task}, {len(seconds)} pairs {where(seconds.process, self._fresh.without)}"
+        )
 
     @cached_property
     def rivals(self) -> Timed:
@@ -129,16 +146,11 @@ class Timing:
 
         Raises:
             Refuted: speculation that emitted other tokens than the large model, and no tie excuses it.
+            AfreshFailed: as ``Fresh.shared``.
         """
-        with self._models.partners() as (small, large):
-            arms: dict[str, Arm] = {
-                "large": alone(large.decoder),
-                "speculative": speculating(small, large),
-                "EAD": switching(small, large, self.rule),
-                **self.library.arms,
-            }
-            timed = self.timed(arms, self._pairs)
-            self.require_lossless(timed, large.decoder)
+        timed, large = self._raced(partial(against_switching, self.rule)), self._models.large.subject
+        with large.open(large.full) as verifier:
+            self.require_lossless(timed, verifier.capabilities)
         return timed
 
     def emad_rivals(self, point: OperatingPoint) -> Timed:
@@ -147,27 +159,17 @@ class Timing:
 
         Raises:
             Refuted: as ``rivals``; or EMAD's tokens, depths or work are not what its record says.
+            AfreshFailed: as ``rivals``.
         """
-        with ExitStack() as stack:
-            small, large = stack.enter_context(self._models.partners())
-            emad = stack.enter_context(self._models.large.subject.open(point))
-            arms: dict[str, Arm] = {
-                "large": alone(large.decoder),
-                "EMAD": alone(emad),
-                "speculative": speculating(small, large),
-                **self.library.arms,
-            }
-            if exit_layers := self._models.exit_layers:
-                drafting = stack.enter_context(self._models.drafting())
-                arms["self-speculative"] = self_speculating(drafting, exit_layers[0])
-            timed = self.timed(arms, self._pairs)
-            self.require_lossless(timed, large.decoder)
+        timed, large = self._raced(partial(against_adaptive, point)), self._models.large.subject
+        with large.open(large.full) as verifier, large.open(point) as emad:
+            self.require_lossless(timed, verifier.capabilities)
             self._require_claimed(timed, point, emad.capabilities)
-            return timed
+        return timed
 
-    def require_lossless(self, timed: Timed, verifier: Decoder, alone: str = "large") -> None:
+    def require_lossless(self, timed: Timed, verifier: Capabilities, alone: str = "large") -> None:
         """Every arm of ``LOSSLESS`` emitted what ``alone`` did, in every pair, up to ties within the noise that
-        ``verifier``, the large model's decoder, declares.
+        ``verifier``, capabilities of the large model's decoder, declare.
 
         Raises:
             Refuted: one that did not.
@@ -179,7 +181,7 @@ class Timing:
             if name in timed.results
         )
         for found in others:
-            declared = large.allowed(verifier.capabilities)
+            declared = large.allowed(verifier)
             same_tokens(large.lens, large.tolerance, timed.prompts, found, wanted, declared=declared).require()
 
     def _require_claimed(self, timed: Timed, point: OperatingPoint, capabilities: Capabilities) -> None:
@@ -198,24 +200,3 @@ class Timing:
     def emad_point(self) -> OperatingPoint:
         """EMAD of the large model at its calibrated default."""
         return self._models.large.traces.profile.point(0.0)
-
-
-def emitted_of(done: Done) -> Sequence[Ints]:
-    """[rows] of new tokens: of one row where no record is kept."""
-    return [done] if isinstance(done, np.ndarray) else record_of(done).emitted
-
-
-def alone(decoder: Decoder) -> Arm:
-    return lambda prompt, new: decoder.generate([prompt], new, frozenset())
-
-
-def switching(small: Partner, large: Partner, rule: SwitchingRule) -> Arm:
-    return lambda prompt, new: switch(small, large, rule, [prompt], new)
-
-
-def speculating(draft: Partner, verifier: Partner, k: int = DRAFTED, gate_bits: float | None = None) -> Arm:
-    return lambda prompt, new: speculate(draft, verifier, [prompt], new, k=k, gate_bits=gate_bits)
-
-
-def self_speculating(model: Partner, exit_layer: int) -> Arm:
-    return lambda prompt, new: self_speculate(model, exit_layer, [prompt], new, k=DRAFTED)

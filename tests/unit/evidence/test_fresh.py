@@ -6,6 +6,7 @@ Shares are carried out in this process here, through the same files; ``tests/plu
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 from emad_ref.decoding.drafting import Drafting
 from emad_ref.evidence.afresh import AfreshFailed, answer, carried_out
@@ -20,7 +22,7 @@ from emad_ref.evidence.drafted import race
 from emad_ref.evidence.fresh import Fresh, Share, joined
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Afresh, Host
-from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE, WARM_UP, at_point
+from emad_ref.evidence.stopwatch import ADAPTIVE, COMPILED, FULL, GENERATE, WARM_UP, at_point
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models.again import OtherWeights
 from emad_ref.models.loading import load
@@ -47,9 +49,11 @@ class Here:
 
     def __init__(self) -> None:
         self.started = 0
+        self.limits: list[float] = []
 
-    def __call__(self, task: Path, output: Path) -> int:
+    def __call__(self, task: Path, output: Path, seconds: float) -> int:
         self.started += 1
+        self.limits.append(seconds)
         answer(task, Host())
         return 0
 
@@ -102,6 +106,22 @@ def _emitted(done):
     return done.emitted if isinstance(done, Record) else done
 
 
+def test_the_time_that_a_process_is_given_grows_with_what_it_is_to_time():
+    def limit(pairs, new):
+        here = Here()
+        made = evidence(Host(afresh=Afresh(here, allowed_s=7.0)), replace(BUDGET, pairs=pairs, processes=2))
+        made.stopwatch._shape = SHAPE[0], new
+        made.stopwatch._tried = lambda length: (length / 8, 0.5)  # a second a prompt, half a second a token
+        made.stopwatch.timed(point_of(made))
+        assert len(set(here.limits)) == 1
+        return here.limits[0]
+
+    # three arms, one row and two, pairs of a share with warm-up and those whose first token is timed by itself
+    assert limit(4, 4) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 4 * 0.5)
+    assert limit(4, 8) == 7 + 10 * 3 * 3 * (2 + 2 + 6) * (1 + 8 * 0.5)
+    assert limit(8, 4) == 7 + 10 * 3 * 3 * (4 + 2 + 6) * (1 + 4 * 0.5)
+
+
 def test_what_was_emitted_while_the_clock_ran_is_looked_at(divided):
     made, timed, _ = divided
     for rows, found in timed.items():
@@ -136,10 +156,14 @@ def test_a_race_that_stays_in_one_process_says_why(processes, afresh, said):
 def test_each_share_has_its_own_order_of_arms_and_the_same_warm_up(divided, monkeypatch):
     made, _, _ = divided
     shares: list[Share] = []
-    monkeypatch.setattr("emad_ref.evidence.fresh.carried_out", lambda afresh, share: shares.append(share) or {})
+    monkeypatch.setattr(
+        "emad_ref.evidence.fresh.carried_out", lambda afresh, share, expected_s: shares.append(share) or {}
+    )
     monkeypatch.setattr("emad_ref.evidence.fresh.joined", lambda parts: None)
     with pytest.raises(KeyError):
-        Fresh(Afresh(Here()), made.subject).races(made.stopwatch, partial(at_point, point_of(made)), (), (1,))
+        Fresh(Afresh(Here()), made.subject).races(
+            made.stopwatch, partial(at_point, point_of(made)), (), {1: made.stopwatch.drawn(1)}
+        )
     drawn = [share.drawn[1] for share in shares]
     assert len({each.seed for each in drawn}) == PROCESSES
     warming = [[batch[0].tokens.tolist() for batch in each.batches[:WARM_UP]] for each in drawn]
@@ -153,6 +177,22 @@ def test_what_points_name_goes_with_them():
     assert made.stopwatch.timed(point)[1].process.tolist() == [0, 1, 2]
     finding = made.stopwatch.checked(point, 1)
     assert finding.passed is True, finding.detail
+
+
+def test_points_beside_full_depth_are_timed_in_processes_where_a_verdict_rests_on_it():
+    """And every record comes back, by which it is known what was left out."""
+    here = Here()
+    made = evidence(Host(afresh=Afresh(here)), replace(BUDGET, pairs=4, processes=2))
+    points = {"eager": replace(point_of(made), schedule="free_eager"), "monotone": point_of(made)}
+    alone = made.stopwatch.against_full(points)
+    assert (alone.process, here.started) == (None, 0)
+    timed = made.stopwatch.against_full(points, decides=True)
+    assert (timed.process.tolist(), here.started) == ([0, 0, 1, 1], 2)
+    assert set(timed.seconds) == {FULL, *points}
+    layers = made.subject.stepper.layers
+    for arm in points:
+        assert all(isinstance(done, Record) for done in timed.done[arm])
+        assert timed.skipped(arm, layers) == alone.skipped(arm, layers) > 0
 
 
 def test_drafts_are_timed_in_processes_too():
@@ -197,12 +237,49 @@ def test_shares_that_timed_other_arms_are_not_put_together(divided):
 # ------------------------------------------------------------ processes that fail
 
 
-def running(program: str) -> Afresh:
-    def start(task: Path, output: Path) -> int:
-        with open(output, "wb") as file:
-            return subprocess.run([sys.executable, "-c", program], stdout=file, stderr=file, check=False).returncode
+ANSWERS = """import sys
+from pathlib import Path
+from emad_ref.evidence.afresh import answer
+from emad_ref.evidence.host import Host
+answer(Path(sys.argv[1]), Host())"""
 
-    return Afresh(start)
+
+@pytest.mark.slow  # compiles once, and loads torch twice more
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+def test_processes_race_a_compiled_baseline_from_code_that_was_compiled_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.compiler.reset()
+    kept: list[set[Path]] = []
+
+    def start(task: Path, output: Path, seconds: float) -> int:
+        with open(output, "wb") as file:
+            command = [sys.executable, "-c", ANSWERS, str(task)]
+            status = subprocess.run(command, stdout=file, stderr=file, check=False, timeout=seconds).returncode
+        kept.append(built(tmp_path))
+        return status
+
+    largest = replace(BUDGETS["full"], pairs=4, processes=2, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=4)
+    made = evidence(Host(afresh=Afresh(start)), largest)
+    timed = made.stopwatch.timed(point_of(made))
+    assert set() < kept[0] == kept[1]
+    for rows, found in timed.items():
+        assert list(found.seconds) == [FULL, ADAPTIVE, GENERATE, COMPILED]
+        assert found.process.tolist() == [0, 0, 1, 1]
+        assert made.stopwatch.checked(point_of(made), rows).passed is True
+
+
+def built(folder: Path) -> set[Path]:
+    """Kernels that Inductor has built there."""
+    return {path.relative_to(folder) for path in folder.rglob("*.so")}
+
+
+def running(program: str) -> Afresh:
+    def start(task: Path, output: Path, seconds: float) -> int:
+        command = [sys.executable, "-c", program]
+        with open(output, "wb") as file:
+            return subprocess.run(command, stdout=file, stderr=file, check=False, timeout=seconds).returncode
+
+    return Afresh(start, allowed_s=2.0)
 
 
 @pytest.mark.parametrize(
@@ -211,18 +288,22 @@ def running(program: str) -> Afresh:
         ("import sys; print('warming'); sys.exit('no such decoder')", "ended with status 1.*warming / no such decoder"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL.*printed last: nothing"),
         ("print('all well')", "ended without a result.*all well"),
+        (
+            "import time; print('warming', flush=True); time.sleep(60)",
+            "was ended after 3 s: 2 s to start in, and 10 times the 0.1 s.*warming;.*mend what hangs, raise --emad-pro",
+        ),
     ],
 )
 def test_a_process_that_fails_names_what_it_printed(program, said, tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     with pytest.raises(AfreshFailed, match=said) as failed:
-        carried_out(running(program), Number())
+        carried_out(running(program), Number(), 0.1)
     (kept,) = tmp_path.glob("emad-afresh-*/output")
     assert str(kept) in str(failed.value)
 
 
 def test_nothing_is_left_of_one_that_succeeds(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert carried_out(Afresh(Here()), Number()) == os.getpid()
+    assert carried_out(Afresh(Here()), Number(), 0.1) == os.getpid()
     assert list(tmp_path.iterdir()) == []

@@ -17,8 +17,9 @@ from emad_ref.decoding.speculative import speculate
 from emad_ref.decoding.switching import LARGE, SMALL, SwitchingRule, switch
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.host import Host, ours
-from emad_ref.evidence.pair import constants, library, timing
+from emad_ref.evidence.pair import arms, constants, library
 from emad_ref.evidence.pair.answered import GENERATED_LINE, Answered, is_right, longest
+from emad_ref.evidence.pair.arms import Timed, alone, speculating
 from emad_ref.evidence.pair.asked import TEXTS
 from emad_ref.evidence.pair.constants import LEAST_RUNS, WINDOWS, varied
 from emad_ref.evidence.pair.gathered import Pair
@@ -26,7 +27,6 @@ from emad_ref.evidence.pair.library import LIBRARY
 from emad_ref.evidence.pair.rules import PAPER, Compared, Constants
 from emad_ref.evidence.pair.sizes import SIZES, Sizes
 from emad_ref.evidence.pair.speculation import DRAFTED, self_speculation, speculation
-from emad_ref.evidence.pair.timing import Timed, alone, speculating
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
@@ -449,7 +449,7 @@ class OneTokenOff:
     [("speculating", "row 0, new token .* no tie excuses it"), ("alone", "EMAD, row 0")],
 )
 def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, liar, said) -> None:
-    honest = getattr(timing, liar)
+    honest = getattr(arms, liar)
     point = bundled.large.subject.full
     monkeypatch.setattr(bundled.timing, "_pairs", 2)
     emad = []
@@ -459,7 +459,7 @@ def test_an_arm_that_lies_while_it_is_timed_has_no_time(bundled, monkeypatch, li
         emad.append(arm)
         return arm if liar == "alone" and len(emad) == 1 else OneTokenOff(arm)  # the first one alone is the large model
 
-    monkeypatch.setattr(timing, liar, lies)
+    monkeypatch.setattr(arms, liar, lies)
     with pytest.raises(Refuted, match=said):
         bundled.timing.emad_rivals(point)
 
@@ -471,12 +471,12 @@ def test_transformers_ways_keep_no_record_have_no_flops_and_are_held_to_the_larg
     assert {name: len(timed.recorded(name)) for name in timed.results} == {"large": 1, ASSISTED: 0, LOOKUP: 0}
     made = raced(bundled, timed, ("large", *LIBRARY))
     assert {name: one.spent is None for name, one in made.items()} == {"large": False, ASSISTED: True, LOOKUP: True}
-    bundled.timing.require_lossless(timed, large.decoder)
+    bundled.timing.require_lossless(timed, large.decoder.capabilities)
     for name in LIBRARY:
         (emitted,) = timed.results[name]
         lies = replace(timed, results={**timed.results, name: [np.append(emitted[:-1], emitted[-1] + 1)]})
         with pytest.raises(Refuted, match=r"row 0, new token .* no tie excuses it"):
-            bundled.timing.require_lossless(lies, large.decoder)
+            bundled.timing.require_lossless(lies, large.decoder.capabilities)
 
 
 def test_a_way_that_transformers_refuses_is_absent_with_its_reason(models, monkeypatch) -> None:

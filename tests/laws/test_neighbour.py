@@ -1,0 +1,111 @@
+"""A busy neighbour on one core: real races in fresh processes beside it turn no verdict of EMAD-F2 round.
+
+What is raced is known beforehand: a point that is full depth itself, one that does all of its work twice, and one
+beside whose full depth does. Nothing here depends on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import emad_ref
+from emad_ref.evidence.afresh import answer
+from emad_ref.evidence.gathered import Evidence
+from emad_ref.evidence.host import Afresh, Host, ours
+from emad_ref.evidence.study import BUDGETS, Study
+from emad_ref.models.loading import load
+from emad_ref.protocol import Decoder, Request
+from emad_ref.questions.emad_f2 import Found, decide, timed_of
+from tests.questions.simulation import asked
+
+BUDGET = replace(BUDGETS["smoke"], pairs=30, processes=5, batch_sizes=(1,), prompt_tokens=16, new_tokens=8)
+NAME = "adaptive"  # of the point
+SHARE = """import sys
+from tests.laws.test_neighbour import shared
+shared(*sys.argv[1:])"""
+
+# what is planted → whether the point, and whether full depth, does its work twice; and what F2 has to say of it
+PLANTED = {"alike": (False, False), "slow": (True, False), "fast": (False, True)}
+SAID = {"alike": {"falsified", "inconclusive"}, "slow": {"falsified"}, "fast": {"survived"}}
+
+
+class Twice:
+    """A decoder that does all of its work twice."""
+
+    def __init__(self, decoder: Decoder):
+        self._decoder = decoder
+
+    def __getattr__(self, name: str):
+        return getattr(self._decoder, name)
+
+    def generate(self, *asked):
+        self._decoder.generate(*asked)
+        return self._decoder.generate(*asked)
+
+
+def host_of(planted: str, afresh: Afresh | None = None) -> Host:
+    point, full = PLANTED[planted]
+
+    def make(request: Request) -> Decoder:
+        made = ours(request)
+        return Twice(made) if (point if request.point.name == NAME else full) else made
+
+    return Host(make, afresh=afresh or Afresh(without="a share"))
+
+
+def shared(planted: str, task: str) -> None:
+    """In the fresh process."""
+    answer(Path(task), host_of(planted))
+
+
+def verdict(planted: str) -> str:
+    """What F2 says of a race of ``planted`` against full depth and the model's ``generate``."""
+
+    def start(task: Path, output: Path, seconds: float) -> int:
+        root = str(Path(emad_ref.__file__).parents[1])
+        environment = os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", SHARE, planted, str(task)]
+        with open(output, "wb") as file:
+            return subprocess.run(
+                command, cwd=root, env=environment, stdout=file, stderr=file, check=False, timeout=seconds
+            ).returncode
+
+    made = Evidence(load("emad-nano"), Study(corpus="world:premise", budget=BUDGET), host_of(planted, Afresh(start)))
+    point = replace(made.subject.full, name=NAME)
+    made.stopwatch._shape = BUDGET.prompt_tokens, BUDGET.new_tokens
+    (timed,) = made.stopwatch.timed(point).values()
+    assert timed.by_pair()["full"].processes == BUDGET.processes
+    found = Found({1: timed_of(timed, made.stopwatch.checked(point, 1))})
+    return decide(found, asked("EMAD-F2", np.random.default_rng(0))).verdict
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One core computes for somebody else."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(process.pid, {min(os.sched_getaffinity(0))})
+        yield
+        assert process.poll() is None, "it was busy all the time"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow  # starts ten processes
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_busy_neighbour_turns_no_verdict_round(planted):
+    calm = verdict(planted)
+    with busy_neighbour():
+        busy = verdict(planted)
+    assert {calm, busy} <= SAID[planted]

@@ -1,0 +1,89 @@
+"""Programs that may take so long: how they end, and that nothing that they started outlives them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from pytest_emad import bounded
+
+STARTS = """
+import signal, subprocess, sys, time
+told = [subprocess.Popen(["sleep", "60"]).pid, subprocess.Popen(["sleep", "60"], start_new_session=True).pid]
+{}
+print(*told, flush=True)
+try:
+    time.sleep(60)
+finally:
+    print("closed", flush=True)
+"""
+
+
+def status(program: str, output: Path, seconds: float) -> int:
+    return bounded.status(
+        [sys.executable, "-c", program], output, seconds, folder=output.parent, environment=os.environ
+    )
+
+
+@pytest.mark.parametrize(("ends", "expected"), [("3", 3), ("'no'", 1), ("0", 0)])
+def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Path) -> None:
+    program = f"import sys; print(sys.stdin.read() or 'nobody speaks', flush=True); sys.exit({ends})"
+    assert status(program, tmp_path / "said", 30) == expected
+    assert (tmp_path / "said").read_text().startswith("nobody speaks")
+
+
+@pytest.mark.skipif(not bounded.PROCESSES.is_dir(), reason="the system does not tell whose children there are")
+@pytest.mark.parametrize(
+    ("deaf", "closed"), [("", True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)], ids=["hears", "deaf"]
+)
+def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
+    deaf: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those in a session of their own too; one that listens to no interrupt is killed."""
+    monkeypatch.setattr(bounded, "GRACE_S", 0.5)
+    said = tmp_path / "said"
+    with pytest.raises(subprocess.TimeoutExpired):
+        status(STARTS.format(deaf), said, 2.0)
+    first, *rest = said.read_text().splitlines()
+    assert ("closed" in rest) is closed
+    for each in map(int, first.split()):
+        assert gone(each)
+
+
+def gone(process: int) -> bool:
+    """Within a second: what nobody waits for may stand as a zombie until its new parent takes it."""
+    for _ in range(100):
+        try:
+            said = Path(f"/proc/{process}/stat").read_text()
+        except FileNotFoundError:
+            return True
+        if said.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_descendants_are_children_and_theirs() -> None:
+    if not bounded.PROCESSES.is_dir():
+        assert bounded.descendants(os.getpid()) == set()
+        return
+    before = bounded.descendants(os.getpid())
+    program = "import subprocess; subprocess.run(['sleep', '60'])"
+    child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        for _ in range(500):
+            found = bounded.descendants(os.getpid()) - before
+            if len(found) == 2:
+                break
+            time.sleep(0.01)
+        assert child.pid in found
+        (grandchild,) = found - {child.pid}
+        assert bounded.descendants(child.pid) == {grandchild}
+    finally:
+        os.killpg(child.pid, 9)
+        child.wait()
