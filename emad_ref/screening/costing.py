@@ -34,7 +34,7 @@ from emad_ref.screening.laps import REPEATS, Course, Part
 LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens in one pass; kernels change between some of them
 NEAR, FAR = 32, 256  # keys
 FEWEST_LAPS, MOST_LAPS = 5, 40
-SECONDS = 20.0
+SECONDS = 20
 SHARES = (32, 8)  # of the vocabulary: one row in so many is read by a pruned head
 DRAFT_LAYERS = (1, 2, 4)
 RESAMPLES = 999

@@ -57,7 +57,7 @@ def recommended(
     if row.rise.n < ENOUGH:
         return _none(
             f"inconclusive: {row.point.name} saves {reached}, but on {row.rise.n} documents; {ENOUGH} are the fewest "
-            f"to recommend on (more --documents, more --minutes); {room}"
+            f"to recommend on (more --documents); {room}"
         )
     if row.rise.p_below > ONE_SIDED:
         return _none(f"evaluation does not confirm {row.point.name}: {reached}, at most {rise:.1%} allowed; {room}")

@@ -9,8 +9,8 @@ vocabulary is what the model says most after text to fit on.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ from emad_ref.screening.drafts import (
     vocabularies,
 )
 from emad_ref.screening.predicted import seconds_per_token_drafting
-from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text, Texts
 from emad_ref.screening.timing import full_seconds, unsound
 
@@ -39,8 +39,6 @@ PROMPTS = (16, 64, 128)  # tokens: what a model says right away is another text 
 NEW = 112  # tokens
 ROWS = 32
 MOST, LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
-WRITING, FITTING = 0.3, 0.55  # of the seconds of the phase
-TRIED = 6  # steps, to see what one takes
 WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
 
 
@@ -94,8 +92,16 @@ class SelfDrafting:
 def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs, settings: Settings) -> SelfDrafting:
     layers = draft_layers(model.geometry.layers)
     try:
-        lessons, chosen, judged = _own_texts(model, texts, settings)
-        spoken = _lens(model, lessons, layers, fitted.lens.rank, settings)
+        lessons, chosen, judged = _own_texts(model, texts)
+        spoken = fit_draft_lens(
+            model,
+            lessons,
+            layers,
+            corpus=settings.corpus,
+            rank=fitted.lens.rank,
+            steps=settings.part(STEPS),
+            seed=settings.seed,
+        )
     except (BadArgument, EmptyCorpus) as error:
         return _none(f"no text to draft on: {error}")
     assert spoken.gate is not None, "a lens for drafts has a gate"
@@ -119,14 +125,24 @@ def _none(why: str) -> SelfDrafting:
     return SelfDrafting(None, None, why)
 
 
-def _own_texts(model: Loaded, texts: Texts, settings: Settings) -> list[list[TokenSequence]]:
-    """Continuations to fit on, to choose on and to show, as many as can be written in time, after every prompt length.
+def written_batches(texts: Texts) -> int:
+    """Steps of a batch in which continuations are written, at most."""
+    counts = [min(most, len(text.windows)) for text, most in _wanted(texts)]
+    return NEW * len(PROMPTS) * sum(math.ceil(count / ROWS) for count in counts)
+
+
+def _wanted(texts: Texts) -> list[tuple[Text, int]]:
+    """What is continued to fit on, to choose on and to show, and at most so many windows of it."""
+    return [(texts.calibrate, LESSONS), (texts.choose, MOST), (texts.evaluate, MOST)]
+
+
+def _own_texts(model: Loaded, texts: Texts) -> list[list[TokenSequence]]:
+    """Continuations to fit on, to choose on and to show, after every prompt length.
 
     Raises:
         BadArgument: no window is long enough.
     """
     room = model.stepper.max_positions
-    wanted = {texts.calibrate: LESSONS, texts.choose: MOST, texts.evaluate: MOST}
 
     def written(text: Text, count: int) -> list[TokenSequence]:
         found = []
@@ -138,23 +154,4 @@ def _own_texts(model: Loaded, texts: Texts, settings: Settings) -> list[list[Tok
             raise BadArgument("windows", 0, f"some of at least {min(PROMPTS)} tokens", "give longer documents")
         return found
 
-    batches = sum(wanted.values()) // ROWS
-    seconds = WRITING * settings.seconds("drafts")
-    fits = affordable(lambda: written(texts.choose, ROWS), seconds, batches)
-    return [written(text, max(ROWS, fits * count // batches)) for text, count in wanted.items()]
-
-
-def _lens(
-    model: Loaded, lessons: Sequence[TokenSequence], layers: Sequence[int], rank: int | None, settings: Settings
-) -> FittedLens:
-    """Of ``layers``, in as many steps as fit; the rate falls along all of them."""
-    fit = partial(fit_draft_lens, model, lessons, layers, corpus=settings.corpus, rank=rank, seed=settings.seed)
-    once, more = (_timed(partial(fit, steps=steps)) for steps in (1, 1 + TRIED))  # a gate and divergences cost as much
-    fits = (FITTING * settings.seconds("drafts") - once) * TRIED / max(more - once, 1e-3)
-    return fit(steps=int(min(max(fits, TRIED), STEPS)))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    return [written(text, most) for text, most in _wanted(texts)]

@@ -18,7 +18,7 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import lens_named
 from emad_ref.record import Ints
-from emad_ref.screening.costing import measure_costs
+from emad_ref.screening.costing import SECONDS, measure_costs
 from emad_ref.screening.decoding import filled
 from emad_ref.screening.families import LENS
 from emad_ref.screening.predicted import seconds_per_token, shares_of
@@ -67,7 +67,7 @@ def timed(
         stepper,
         lens=translator,
         translator=above,
-        seconds=settings.seconds("costs"),
+        seconds=settings.part(SECONDS),
         seed=settings.seed,
         progress=progress,
     )

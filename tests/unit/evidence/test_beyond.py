@@ -93,7 +93,7 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
     evidence = small_evidence(seed=3)
     assert evidence.beyond.missing == ""
     assert evidence.beyond.exit is evidence.beyond.exit
-    assert asked == [Settings(corpus="self", minutes=4.0, seed=3)]
+    assert asked == [Settings(corpus="self", documents=200, seed=3)]
     assert lens_named(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -11,13 +13,16 @@ import pytest
 from emad_ref import cli
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.screening import recommending
+from emad_ref.screening import recommending, timing
 from emad_ref.screening.choosing import Losses, loosest
+from emad_ref.screening.costing import measure_costs
 from emad_ref.screening.decoding import Certified
 from emad_ref.screening.exit_file import load_exit
+from emad_ref.screening.expected import expected, told
 from emad_ref.screening.families import LENS, OWN, Family, probe_sets
 from emad_ref.screening.guarantee import Guarantee, Tried
 from emad_ref.screening.reached import Reached
@@ -30,7 +35,8 @@ from emad_ref.sweep.grids import Dial
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.units import DocumentOf
 
-FAST = ("--documents", "12", "--minutes", "0.02")
+DOCUMENTS = 12
+FAST = ("--documents", str(DOCUMENTS))
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +45,24 @@ def nano():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def costed():
+    """What parts of a step cost here, measured in the first screening that asks."""
+    kept: list[Costs] = []
+
+    def once(*asked, **how):
+        kept[:] = kept or [measure_costs(*asked, **how)]
+        return kept[0]
+
+    return once
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, costed):
     """What the command printed and wrote, of a bundled model on very little text."""
     out = tmp_path_factory.mktemp("screen") / "exit.safetensors"
     with pytest.MonkeyPatch.context() as patch:
         said: list[str] = []
+        patch.setattr(timing, "measure_costs", costed)
         patch.setattr("builtins.print", lambda *parts, **how: said.append(" ".join(map(str, parts))))
         assert cli.main(["screen", "emad-nano", str(out), *FAST]) == 0
     return load_exit(out), "\n".join(said)
@@ -85,11 +104,45 @@ def test_an_oracle_saves_no_less_than_a_rule_that_has_to_guess(found):
     assert all(row["blocks"][0] <= ceiling[row["level"]] + 0.02 for row in within)
 
 
+def test_a_machine_ten_times_slower_reads_the_same_and_finds_the_same(found, costed, nano, monkeypatch, capsys):
+    usual, clock = found[0], time.perf_counter
+    monkeypatch.setattr(time, "perf_counter", lambda: 10 * clock())
+    monkeypatch.setattr(timing, "measure_costs", costed)
+    slow = screen(nano, Settings(documents=DOCUMENTS))
+    assert capsys.readouterr().err == "", "nothing was asked to be told"
+
+    def record(exit):
+        of_the_clock = {"expected", "seconds"}  # the costs of both are the same
+        return {name: value for name, value in exit.screened.items() if name not in of_the_clock}
+
+    assert record(slow) == record(usual)
+    assert {"expected", "seconds", "time", "drafts"} <= set(usual.screened["by_clock"]) < set(usual.screened)
+    assert (slow.lossy, slow.why_none, slow.guarantee) == (usual.lossy, usual.why_none, usual.guarantee)
+    assert (slow.fitted.lens.digest, slow.fitted.gate) == (usual.fitted.lens.digest, usual.fitted.gate)
+    drafts = [None if exit.drafting is None else repr(exit.drafting) for exit in (slow, usual)]
+    assert drafts[0] == drafts[1]
+    assert sum(slow.screened["expected"].values()) > sum(usual.screened["expected"].values())
+
+
+def test_how_long_it_will_take_is_told_and_grows_with_documents(nano, monkeypatch):
+    times = []
+    for documents in (4, 80):
+        ticks = count()
+        monkeypatch.setattr(time, "perf_counter", lambda ticks=ticks: float(next(ticks) ** 2))  # later takes longer
+        settings = Settings(documents=documents)
+        times.append(expected(nano, read_texts(nano, settings), settings))
+    assert list(times[0]) == ["lens", "traces", "decoding", "costs", "drafts"]
+    assert all(times[0][phase] < times[1][phase] for phase in times[0])
+    assert told({"lens": 90.0, "traces": 30.0}) == (
+        "predicted: about 2.0 minutes (lens 90 s, traces 30 s); with fewer --documents less"
+    )
+
+
 # ---------------------------------------------------------------- text
 
 
 def test_no_document_is_in_two_parts(nano):
-    texts = read_texts(nano, Settings(documents=8, minutes=1))
+    texts = read_texts(nano, Settings(documents=8))
     parts = [{window.tokens.tobytes() for window in text.windows} for text in vars(texts).values()]
     assert [len(part) for part in parts] == [16, 8, 8, 8]
     assert len(set().union(*parts)) == 40
@@ -104,7 +157,7 @@ def test_a_corpus_of_one_document_is_too_little(nano, tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "said"),
-    [({"documents": 1}, "at least 2"), ({"minutes": 0.0}, "a finite number > 0"), ({"rise": 1.0}, "a fraction in 0–1")],
+    [({"documents": 1}, "at least 2"), ({"rise": 1.0}, "a fraction in 0–1")],
 )
 def test_settings_that_mean_nothing_are_refused(wrong, said):
     with pytest.raises(BadArgument, match=said):
