@@ -94,11 +94,24 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, st
         {"point": row["name"], "ms a token": f"{1000 * row['seconds']:.3g}", "as fast": f"{row['fast']:.2f}×"}
         for row in found["time"]
     ]
-    return [
+    after = [
+        {
+            "after a prompt of": f"{row['prompt']} tokens",
+            "texts": str(row["texts"]),
+            "drafts that agree": share(row["agreement"]),
+            "tokens a round": f"{row['tokens']:.2f}",
+            "ms a token": f"{1000 * row['seconds']:.3g}",
+            "as fast": f"{row['fast']:.2f}×",
+        }
+        for row in found["drafts"]["after"]
+    ]
+    shown = [
         ("slack: the most that a rule could save which knew how far every readout is from the end", slack),
         ("what families reach net of everything: chosen on validation text, shown on evaluation text", reached),
         (f"time on this machine, predicted, batch 1, threads {found['threads']}", timed),
     ]
+    drafts = ("drafting for itself on this machine, predicted, by the length of its prompt", after)
+    return [*shown, *([drafts] if after else [])]
 
 
 def closing(found: Mapping[str, Any]) -> list[str]:

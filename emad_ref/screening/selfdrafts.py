@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from emad_ref.calibration.lens_file import FittedLens
@@ -20,20 +20,13 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import Loaded
+from emad_ref.screening.after_prompts import AfterPrompt, after_prompts
 from emad_ref.screening.draft_lens import STEPS, draft_layers, fit_draft_lens
-from emad_ref.screening.drafts import (
-    Columns,
-    choices,
-    draft_columns,
-    gate_after,
-    own_texts,
-    simulated,
-    vocabularies,
-)
+from emad_ref.screening.drafts import choices, draft_columns, gate_after, own_texts, vocabularies
 from emad_ref.screening.predicted import seconds_per_token_drafting
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text, Texts
-from emad_ref.screening.timing import full_seconds, unsound
+from emad_ref.screening.timing import unsound
 
 PROMPTS = (16, 64, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
 NEW = 112  # tokens
@@ -47,18 +40,38 @@ class SelfDrafting:
     """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest, recommended or not.
 
     ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper.
-    ``agreement``: share of drafts of its kind that the model itself would emit; ``tokens`` emitted a round, ``seconds``
-    a token and times as ``fast`` as full depth, all predicted, on continuations of evaluation text.
+    ``after``: on continuations of evaluation text, what it is predicted to do after prompts of each length.
     """
 
     best: Drafting | None
     drafting: Drafting | None
     why_none: str
     spoken: FittedLens | None = None
-    agreement: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-    fast: float = 0.0
+    after: tuple[AfterPrompt, ...] = ()
+
+    @property
+    def agreement(self) -> float:
+        """Share of drafts of its kind that the model itself would emit."""
+        return sum(row.emitted * row.agreement for row in self.after) / self._emitted
+
+    @property
+    def tokens(self) -> float:
+        """Emitted a round."""
+        return self._emitted / sum(row.emitted / row.tokens for row in self.after)
+
+    @property
+    def seconds(self) -> float:
+        """Of a token, predicted, over all of these texts."""
+        return sum(row.emitted * row.seconds for row in self.after) / self._emitted
+
+    @property
+    def fast(self) -> float:
+        """How many times as fast as full depth these texts are predicted to be written."""
+        return sum(row.emitted * row.full for row in self.after) / self._emitted / self.seconds
+
+    @property
+    def _emitted(self) -> int:
+        return sum(row.emitted for row in self.after)
 
     @property
     def reads(self) -> bool:
@@ -72,8 +85,13 @@ class SelfDrafting:
             return f"lossless: {self.why_none}"
         return (
             f"lossless: {' '.join(self._how(self.drafting))}; {self.tokens:.2f} tokens a round, predicted "
-            f"{self.fast:.2f}× as fast as full depth, its output unchanged"
+            f"{self.fast:.2f}× as fast as full depth ({self._apart}), its output unchanged"
         )
+
+    @property
+    def _apart(self) -> str:
+        rows = ", ".join(f"{row.fast:.2f}× after {row.prompt}" for row in self.after)
+        return f"{rows} tokens of prompt"
 
     def _how(self, way: Drafting) -> Iterator[str]:
         if way.copied:
@@ -110,15 +128,14 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     read = partial(draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
     best = choices(read(chosen, layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
     way = best.drafting
-    shown: Columns = read(judged, [way.layer], among=[way.vocabulary])
-    rounds = simulated(shown[0], way.threshold, way.longest, way.copied)
-    seconds = seconds_per_token_drafting(costs, way, rounds)
-    fast = full_seconds(costs) / seconds
+    (shown,) = read(judged, [way.layer], among=[way.vocabulary])
+    found = SelfDrafting(way, way, "", spoken, after_prompts(costs, way, judged, shown))
     why = unsound(costs)
-    if not why and fast < WORTH:
-        why = f"drafting for itself is predicted to be {fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
-    agreement = float(shown[0].agrees.mean())
-    return SelfDrafting(way, None if why else way, why, spoken, agreement, rounds.tokens, seconds, fast)
+    if not why and found.fast < WORTH:
+        why = (
+            f"drafting for itself is predicted to be {found.fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
+        )
+    return replace(found, drafting=None, why_none=why) if why else found
 
 
 def _none(why: str) -> SelfDrafting:
@@ -148,7 +165,7 @@ def _own_texts(model: Loaded, texts: Texts) -> list[list[TokenSequence]]:
         found = []
         for prompt in PROMPTS:
             long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
-            if long and prompt < room:
+            if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
                 found += own_texts(model.stepper, long, prompt, min(NEW, room - prompt), rows=ROWS)
         if not found:
             raise BadArgument("windows", 0, f"some of at least {min(PROMPTS)} tokens", "give longer documents")

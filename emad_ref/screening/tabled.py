@@ -84,10 +84,11 @@ def _drafts(found: SelfDrafting) -> dict[str, Any]:
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.gated,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
-        "agreement": found.agreement,
-        "tokens": found.tokens,
-        "seconds": found.seconds,
-        "fast": found.fast,
+        "agreement": found.agreement if found.after else None,
+        "tokens": found.tokens if found.after else None,
+        "seconds": found.seconds if found.after else None,
+        "fast": found.fast if found.after else None,
+        "after": [asdict(each) | {"fast": each.fast} for each in found.after],
         "sentence": found.said,
     }
 

@@ -84,9 +84,10 @@ def timed(
     return Timed(costs, tuple(found))
 
 
-def full_seconds(costs: Costs) -> float:
-    """Of a token at full depth."""
-    return seconds_per_token(costs, full_depth(costs.layers), shares_of(np.array([costs.layers]), costs.layers))
+def full_seconds(costs: Costs, keys: float | None = None) -> float:
+    """Of a token at full depth, against ``keys`` keys; those that blocks were timed at by default."""
+    deepest = shares_of(np.array([costs.layers]), costs.layers)
+    return seconds_per_token(costs, full_depth(costs.layers), deepest, keys=keys)
 
 
 def unsound(costs: Costs) -> str:
