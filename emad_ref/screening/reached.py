@@ -26,7 +26,7 @@ from emad_ref.verdict.units import ByDocument
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """One family at one level. ``point`` None: nothing of it stays below the level, and nothing is saved.
+    """The ``point`` of one family that saves most within one level of loss.
 
     ``net``: share of full depth's FLOPs, ``rise`` of perplexity, ``blocks``: share of blocks; with intervals by
     document on evaluation text. ``how``: ``replayed`` (exact K and V, free depth charged for copies) or ``decoded``.
@@ -34,16 +34,22 @@ class Reached:
 
     family: Family
     level: float
-    point: OperatingPoint | None = None
-    net: Estimate | None = None
-    rise: Estimate | None = None
-    blocks: Estimate | None = None
+    point: OperatingPoint
+    net: Estimate
+    rise: Estimate
+    blocks: Estimate
     how: str = "replayed"
 
-    @property
-    def saving(self) -> float:
-        """Net, on evaluation; 0 without a point."""
-        return 0.0 if self.net is None else self.net.value
+
+@dataclass(frozen=True, eq=False)
+class Unreached:
+    """One family at one level below which nothing of it stays that saves anything."""
+
+    family: Family
+    level: float
+
+
+Row = Reached | Unreached
 
 
 class Chooser:
@@ -135,13 +141,13 @@ def reached(
     traced: Traced,
     geometry: Geometry,
     seed: int = 0,
-) -> list[Reached]:
+) -> list[Row]:
     """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
     judge = Judge(traced.text, seed)
     chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
     columns = replayed_columns(traced, points, geometry)
     return [
-        Reached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
+        Unreached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen
     ]

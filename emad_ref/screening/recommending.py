@@ -50,9 +50,6 @@ def recommended(
     if proven is None or not judged:
         return _none(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
     row = judged[0]
-    assert row.point is not None
-    assert row.net is not None
-    assert row.rise is not None
     reached = f"{row.net.value:.1%} net [{row.net.low:.1%}, {row.net.high:.1%}] at {row.rise.value:+.2%} perplexity"
     if row.rise.n < ENOUGH:
         return _none(

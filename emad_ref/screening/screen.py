@@ -31,7 +31,7 @@ from emad_ref.screening.exit import Exit
 from emad_ref.screening.expected import expected, told
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
-from emad_ref.screening.reached import Chooser, Judge, Reached, reached, replayed_columns
+from emad_ref.screening.reached import Chooser, Judge, Reached, Row, reached, replayed_columns
 from emad_ref.screening.recommending import recommended
 from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
 from emad_ref.screening.settings import LOSSES, Settings
@@ -59,7 +59,7 @@ class Found:
     fitted: FittedLens
     evaluated: Traced
     slack: list[Slack]
-    reached: list[Reached]
+    reached: list[Row]
     states: StateTranslators | None
     certified: Certified | None
     decoded: list[Reached]
@@ -177,7 +177,7 @@ def _families(
 def _decoded(
     model: Loaded,
     texts: Texts,
-    rows: list[Reached],
+    rows: list[Row],
     chooser: Chooser,
     evaluated: Traced,
     settings: Settings,
@@ -186,11 +186,11 @@ def _decoded(
     """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
     how it does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
     """
-    free = [row for row in rows if row.level == settings.rise and row.family.depth == "free" and row.point is not None]
+    within = (row for row in rows if isinstance(row, Reached) and row.level == settings.rise)
+    free = [row for row in within if row.family.depth == "free"]
     if not free:
         return None, None, []
-    best = max(free, key=lambda row: chooser.saved(row.point) if row.point is not None else 0.0)
-    assert best.point is not None
+    best = max(free, key=lambda row: chooser.saved(row.point))
     named = None if progress is None else f"{progress}, states"
     states = fitted_states(model, best.point, texts.calibrate, settings, named)
     points = grid(best.family, best.point, chooser, settings.rise, states)

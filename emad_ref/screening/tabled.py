@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emad_ref.calibration.profile import library_versions
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.recommending import Recommended
 from emad_ref.screening.selfdrafts import SelfDrafting
 from emad_ref.screening.timing import unsound
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 BY_CLOCK = ("time", "time_note", "threads", "drafts", "expected", "seconds")  # what belongs to the machine
+NOTHING = {"how": "replayed"} | dict.fromkeys(("point", "probes", "net", "rise", "blocks"))  # of a row without a point
 
 
 def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
@@ -93,26 +94,25 @@ def _drafts(found: SelfDrafting) -> dict[str, Any]:
     }
 
 
-def _rows(rows: Sequence[Reached]) -> list[dict[str, Any]]:
+def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
-        {
-            "family": row.family.name,
-            "readout": row.family.readout,
-            "depth": row.family.depth,
-            "level": row.level,
-            "how": row.how,
-            "point": None if row.point is None else row.point.name,
-            "probes": None if row.point is None else list(row.point.probes),
-            "net": _interval(row.net),
-            "rise": _interval(row.rise),
-            "blocks": _interval(row.blocks),
-        }
+        {"family": row.family.name, "readout": row.family.readout, "depth": row.family.depth, "level": row.level}
+        | (_found(row) if isinstance(row, Reached) else NOTHING)
         for row in rows
     ]
 
 
-def _interval(estimate: Estimate | None) -> list[float | None] | None:
+def _found(row: Reached) -> dict[str, Any]:
+    return {
+        "how": row.how,
+        "point": row.point.name,
+        "probes": list(row.point.probes),
+        "net": _interval(row.net),
+        "rise": _interval(row.rise),
+        "blocks": _interval(row.blocks),
+    }
+
+
+def _interval(estimate: Estimate) -> list[float | None]:
     """None for a bound where the data bound nothing: JSON has no infinity."""
-    if estimate is None:
-        return None
     return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

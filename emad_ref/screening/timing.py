@@ -22,7 +22,7 @@ from emad_ref.screening.costing import SECONDS, measure_costs
 from emad_ref.screening.decoding import filled
 from emad_ref.screening.families import LENS
 from emad_ref.screening.predicted import seconds_per_token, shares_of
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import FREE
@@ -52,7 +52,7 @@ def timed(
     fitted: FittedLens,
     states: StateTranslators | None,
     evaluated: Traced,
-    rows: Sequence[Reached],
+    rows: Sequence[Row],
     judged: Sequence[Reached],
     settings: Settings,
     progress: str | None = None,
@@ -72,11 +72,10 @@ def timed(
         progress=progress,
     )
     full = full_seconds(costs)
-    shown = [*judged, *(row for row in rows if row.level == settings.rise and row.family.readout == LENS)]
+    read = [row for row in rows if row.level == settings.rise and row.family.readout == LENS]
+    shown = [*judged, *(row for row in read if isinstance(row, Reached))]
     found = [Predicted("full depth", full, 1.0)]
     for row in shown:
-        if row.point is None:
-            continue
         point = filled(row.point, states) if row.point.schedule == FREE else row.point
         seconds = seconds_per_token(costs, point, shares_of(_depths(evaluated, row.point), stepper.layers))
         name = f"{row.family.name}, {row.family.depth} depth, {row.how}"

@@ -241,7 +241,8 @@ def decide(
     oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=300
 ):
     family = Family("gate", LENS, "free")
-    row = Reached(family, 0.01, point(), estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n), how="decoded")
+    saved, rise = estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n)
+    row = Reached(family, 0.01, point(), saved, rise, saved, how="decoded")
     certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), 300, None)
     oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle)]
     return recommended(oracles, certified if proven else None, [row] if proven else [], 0.01, few, documents)
