@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,15 +53,21 @@ Row = Reached | Unreached
 
 
 class Chooser:
-    """Chooses on ``validate`` what ``evaluate`` then judges."""
+    """Chooses on ``validate`` what ``evaluate`` then judges; ``by``: the level that a point is taken to stay within."""
 
-    def __init__(self, validate: Traced, judged: int, geometry: Geometry):
-        self._traced, self._geometry = validate, geometry
+    def __init__(
+        self,
+        validate: Traced,
+        judged: int,
+        geometry: Geometry,
+        by: Callable[[Losses, Floats], float] = Losses.bound,
+    ):
+        self._traced, self._geometry, self._by = validate, geometry, by
         self.losses = Losses.of(validate.own, validate.text.documents, judged)
 
     def bound(self, point: OperatingPoint) -> float:
-        """The least level that ``point`` will be confirmed at."""
-        return self.losses.bound(sums(self._traced.own, self._traced.replay(point).nll_nats))
+        """The least level that ``point`` stays within."""
+        return self._by(self.losses, sums(self._traced.own, self._traced.replay(point).nll_nats))
 
     def saved(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
@@ -108,27 +114,27 @@ class Judge:
         self, family: Family, level: float, point: OperatingPoint, columns: Columns, number: int, how: str = "replayed"
     ) -> Reached:
         """``columns``: full depth first, ``point`` at ``number``."""
-        rng, draws = self._rng, self._draws
         rise = perplexity_rise(
             self._by(columns.nll_nats[:, number]),
             self._by(columns.nll_nats[:, 0]),
             self._tokens,
             threshold=level,
-            rng=rng,
-            draws=draws,
+            rng=self._rng,
+            draws=self._draws,
         )
-        net, blocks = (
-            mean_rate(
-                self._by(column[:, 0] - column[:, number]),
-                self._by(column[:, 0]),
-                threshold=0.0,
-                unit="share",
-                rng=rng,
-                draws=draws,
-            )
-            for column in (columns.flops, columns.depth)
-        )
+        net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
         return Reached(family, level, point, net, rise, blocks, how)
+
+    def saved(self, column: Floats, number: int) -> Estimate:
+        """Share of full depth's, the first of ``column`` [windows, points], that the point ``number`` does without."""
+        return mean_rate(
+            self._by(column[:, 0] - column[:, number]),
+            self._by(column[:, 0]),
+            threshold=0.0,
+            unit="share",
+            rng=self._rng,
+            draws=self._draws,
+        )
 
     def _by(self, values: Floats) -> ByDocument:
         return ByDocument.summed(values, self._documents)
@@ -143,8 +149,26 @@ def reached(
     seed: int = 0,
 ) -> list[Row]:
     """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
-    judge = Judge(traced.text, seed)
     chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
+    return _judged(chosen, traced, geometry, seed)
+
+
+def within_reach(
+    families: Iterable[Family], level: float, traced: Traced, geometry: Geometry, seed: int = 0
+) -> list[Row]:
+    """The most that each family could save at ``level`` with any number of documents, itself chosen on ``traced``.
+
+    Its point is the loosest of which these documents do not show that it loses more: more of them can only forbid it.
+    An upper bound on what is to be had, and nothing to decode with.
+    """
+    dearest = Chooser(traced, traced.text.count, geometry, Losses.least)
+    return _judged([(family, level, dearest.best(family, level)) for family in families], traced, geometry, seed)
+
+
+def _judged(
+    chosen: Sequence[tuple[Family, float, OperatingPoint | None]], traced: Traced, geometry: Geometry, seed: int
+) -> list[Row]:
+    judge = Judge(traced.text, seed)
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
     columns = replayed_columns(traced, points, geometry)
     return [

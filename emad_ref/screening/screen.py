@@ -31,7 +31,7 @@ from emad_ref.screening.exit import Exit
 from emad_ref.screening.expected import expected, told
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
-from emad_ref.screening.reached import Chooser, Judge, Reached, Row, reached, replayed_columns
+from emad_ref.screening.reached import Chooser, Judge, Reached, Row, reached, replayed_columns, within_reach
 from emad_ref.screening.recommending import recommended
 from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
 from emad_ref.screening.settings import LOSSES, Settings
@@ -48,7 +48,8 @@ PROFILED = 100  # windows, for EMAD's profile
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text.
+    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``reach``: the most
+    that families could save with any number of documents.
 
     ``expected``, ``seconds``: phase → what it was predicted to take here, and what it took.
     """
@@ -60,6 +61,7 @@ class Found:
     evaluated: Traced
     slack: list[Slack]
     reached: list[Row]
+    reach: list[Row]
     states: StateTranslators | None
     certified: Certified | None
     decoded: list[Reached]
@@ -98,7 +100,7 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     found = investigate(model, settings, progress=progress)
     few, documents = too_few(found.texts), found.evaluated.text.count
-    said = recommended(found.slack, found.certified, found.decoded, settings.rise, few, documents)
+    said = recommended(found.slack, found.certified, found.decoded, found.reach, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     named = None if said.lossy is None else said.lossy.translators
@@ -131,9 +133,14 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*LOSSES, settings.rise})
-    oracles = run("slack", lambda _: slack(evaluated, geometry, levels))
+    oracles = run("slack", lambda _: slack(evaluated, geometry, levels, settings.seed))
     chooser = Chooser(chosen_on, evaluated.text.count, geometry)
-    rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
+
+    def reach_both(_: str | None) -> tuple[list[Row], list[Row]]:
+        rows = reached(families, levels, chooser, evaluated, geometry, settings.seed)
+        return rows, within_reach(families, settings.rise, evaluated, geometry, settings.seed)
+
+    rows, reach = run("families", reach_both)
     states, proven, judged = run(
         "decoding",
         lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name),
@@ -148,6 +155,7 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
         evaluated,
         oracles,
         rows,
+        reach,
         states,
         proven,
         judged,

@@ -51,8 +51,9 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
             "raw_nats": {str(layer): nats for layer, nats in found.fitted.raw_nats.items()},
             "tuned_nats": {str(layer): nats for layer, nats in found.fitted.tuned_nats.items()},
         },
-        "slack": [asdict(each) for each in found.slack],
+        "slack": [asdict(each) | _bounds(each.low, each.high) for each in found.slack],
         "reached": _rows(found.reached),
+        "reach": _rows(found.reach),
         "decoded": _rows(found.decoded),
         "certified": None
         if proven is None
@@ -100,6 +101,10 @@ def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         | (_found(row) if isinstance(row, Reached) else NOTHING)
         for row in rows
     ]
+
+
+def _bounds(low: float, high: float) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in (("low", low), ("high", high))}
 
 
 def _found(row: Reached) -> dict[str, Any]:

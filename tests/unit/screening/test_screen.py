@@ -25,7 +25,7 @@ from emad_ref.screening.exit_file import load_exit
 from emad_ref.screening.expected import expected, told
 from emad_ref.screening.families import LENS, OWN, Family, probe_sets
 from emad_ref.screening.guarantee import Guarantee, Tried
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Unreached
 from emad_ref.screening.recommending import recommended
 from emad_ref.screening.screen import PHASES, screen
 from emad_ref.screening.settings import LOSSES, Settings
@@ -138,6 +138,19 @@ def test_how_long_it_will_take_is_told_and_grows_with_documents(nano, monkeypatc
     )
 
 
+def test_what_is_within_reach_is_no_less_than_what_is_reached(found):
+    record = found[0].screened
+    reached = {
+        (row["readout"], row["family"], row["depth"]): row["net"] for row in record["reached"] if row["level"] == 0.01
+    }
+    reach = {(row["readout"], row["family"], row["depth"]): row for row in record["reach"]}
+    assert list(reach) == list(reached)
+    assert any(row["net"] for row in reach.values()), "otherwise nothing is compared"
+    for name, row in reach.items():
+        assert reached[name] is None or row["net"][0] >= reached[name][0], name
+        assert row["rise"] is None or row["rise"][1] <= 0.01, "it is not shown to lose more"
+
+
 # ---------------------------------------------------------------- text
 
 
@@ -197,6 +210,17 @@ def test_what_is_chosen_by_its_bound_is_confirmed_on_other_text():
     assert 0.91 <= confirmed / 300 <= 0.99
 
 
+def test_what_is_shown_to_lose_more_does_lose_more():
+    """In about 95 of 100 draws the lower bound lies below the true rise; and always below the mean and the bound."""
+    rng, below = np.random.default_rng(2), 0
+    for _ in range(300):
+        tokens, excess = losses(rng, 200, 0.005, 0.02)
+        known, nats = Losses(tokens * 1.5, tokens, DocumentOf(np.arange(200)), 200), tokens * 1.5 + excess
+        assert known.least(nats) < np.expm1(excess.sum() / tokens.sum()) < known.bound(nats)
+        below += known.least(nats) <= np.expm1(0.005)
+    assert 0.91 <= below / 300 <= 0.99
+
+
 def test_the_bound_is_of_documents_not_of_their_windows():
     tokens, excess = losses(np.random.default_rng(1), 40, 0.005, 0.02)
     full = 1.5 * tokens
@@ -238,14 +262,24 @@ def promised(name):
 
 
 def decide(
-    oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=300
-):
+    oracle=0.4, net=(0.3, 0.28, 0.32), p_below=0.01, n=300, name="gate ≤ 0.1", proven=True, few="", documents=None,
+    reach=(0.35, 0.33, 0.37), looser=None,
+):  # fmt: skip
     family = Family("gate", LENS, "free")
     saved, rise = estimate(*net, n=n), estimate(0.008, 0.007, 0.009, p_below, n)
-    row = Reached(family, 0.01, point(), saved, rise, saved, how="decoded")
+    rows = [Reached(family, 0.01, point(), saved, rise, saved, how="decoded")]
+    if looser is not None:
+        saved = estimate(*looser, n=n)
+        rows.append(Reached(family, 0.01, replace(point(), name="gate ≤ 0.2"), saved, rise, saved, how="decoded"))
+    widest = Unreached(family, 0.01)
+    if reach is not None:
+        saved = estimate(*reach, n=n)
+        widest = Reached(family, 0.01, point(), saved, rise, saved)
     certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), 300, None)
-    oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle)]
-    return recommended(oracles, certified if proven else None, [row] if proven else [], 0.01, few, documents)
+    oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
+    reached = [Unreached(family, 0.01), widest]
+    documents = n if documents is None else documents
+    return recommended(oracles, certified if proven else None, rows if proven else [], reached, 0.01, few, documents)
 
 
 def test_a_confirmed_point_is_recommended_with_its_promise():
@@ -259,6 +293,27 @@ def test_without_a_promise_it_says_so():
     said = decide(name=None)
     assert (said.lossy, said.guarantee) == (point(), None)
     assert "Nothing is promised" in said.sentence
+
+
+def test_a_promised_point_that_is_not_worth_it_gives_way_to_one_that_is_only_bounded():
+    said = decide(net=(0.04, 0.035, 0.045), looser=(0.07, 0.068, 0.074))
+    assert said.lossy is not None
+    assert (said.lossy.name, said.guarantee) == ("gate ≤ 0.2", None)
+    assert "saves 7.0% net [6.8%, 7.4%]" in said.sentence
+    assert "Nothing is promised of it, but of another: With probability 95%" in said.sentence
+    assert decide(looser=(0.4, 0.38, 0.42)).lossy == point(), "a promise comes before a larger saving"
+    assert decide(net=(0.04, 0.035, 0.045), looser=(0.045, 0.04, 0.05)).why_none.startswith("not worth it: gate ≤ 0.1")
+
+
+def test_what_no_further_document_could_change_is_said_with_its_interval():
+    low = (0.03, 0.02, 0.04)
+    for case in ({"n": 40}, {"few": "inconclusive: 12 documents to choose on"}, {"n": 40, "proven": False}):
+        said = decide(**case, reach=low).why_none
+        assert said.startswith("not worth it: no rule of ours saves more than 3.0% net [2.0%, 4.0%] at 1.0% more")
+        assert said.endswith("a rule that knew would save 40.0% net [39.0%, 41.0%] at 1.0% more perplexity")
+    assert decide(n=40, reach=None).why_none.startswith("not worth it: no rule of ours saves anything")
+    assert decide(n=40, reach=(0.03, 0.02, 0.051)).why_none.startswith("inconclusive")
+    assert decide(reach=low).lossy == point(), "on enough documents what is decoded decides"
 
 
 @pytest.mark.parametrize(
