@@ -7,6 +7,7 @@ length takes compares with the row of that length, the pass through the prompt i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -46,12 +47,14 @@ class AfterPrompt:
     @staticmethod
     def from_json(given: Mapping[str, Any]) -> AfterPrompt:
         """What ``asdict`` gave. Raises BadArgument for fields that are missing, or no numbers above 0."""
-        for field in fields(AfterPrompt):
-            value = given.get(field.name)
-            if type(value) not in (int, float) or not 0 <= value < np.inf or (value == 0 and field.name != "agreement"):
-                expected = "a number above 0" if field.name != "agreement" else "a share"
-                raise BadArgument(f"after prompts: {field.name}", value, expected, "screen the model again")
-        return AfterPrompt(**{field.name: given[field.name] for field in fields(AfterPrompt)})
+        held: dict[str, Any] = {field.name: given.get(field.name) for field in fields(AfterPrompt)}
+        for name, value in held.items():
+            share = name == "agreement"
+            number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            if not number or value < 0 or (value == 0 and not share):
+                expected = "a share" if share else "a number above 0"
+                raise BadArgument(f"after prompts: {name}", value, expected, "screen the model again")
+        return AfterPrompt(**held)
 
 
 def after_prompts(

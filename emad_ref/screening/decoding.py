@@ -59,7 +59,6 @@ class Certified:
     saved: Floats
     chosen: OperatingPoint | None
     promise: Guarantee
-    windows: int
     signs: Signs | None
 
     @property
@@ -142,7 +141,7 @@ def certified(
     )
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = points[max(within)] if within else None
-    found = Certified(family, tuple(points), bounds, saved, chosen, promise, len(text.windows), None)
+    found = Certified(family, tuple(points), bounds, saved, chosen, promise, None)
     if found.promised is None:
         return found
     seen = text.first(ENOUGH).windows

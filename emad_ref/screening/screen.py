@@ -128,8 +128,8 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
 
     def trace_both(name: str | None) -> tuple[Traced, Traced, list[Family]]:
-        both = (traced(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
-        return (*both, _families(model, texts, fitted, settings, name))  # type: ignore[return-value]  # two and one
+        chosen, judged = (traced(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
+        return chosen, judged, _families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*LOSSES, settings.rise})

@@ -275,7 +275,7 @@ def decide(
     if reach is not None:
         saved = estimate(*reach, n=n)
         widest = Reached(family, 0.01, point(), saved, rise, saved)
-    certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), 300, None)
+    certified = Certified(family, (point(),), np.array([0.009]), np.array([0.3]), point(), promised(name), None)
     oracles = [Slack("price", LENS, "free", 0.01, oracle, oracle, oracle - 0.01, oracle + 0.01)]
     reached = [Unreached(family, 0.01), widest]
     documents = n if documents is None else documents
