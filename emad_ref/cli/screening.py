@@ -127,6 +127,8 @@ def closing(found: Mapping[str, Any]) -> list[str]:
         *([found["time_note"]] if found["time_note"] else []),
         found["recommendation"],
         found["drafts"]["sentence"],
+        "times, and with them whether and how it should draft for itself, belong to this machine; all else is the same "
+        f"wherever it is screened with seed {found['seed']}",
     ]
 
 

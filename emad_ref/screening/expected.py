@@ -66,7 +66,7 @@ def asked(stepper: Stepper, layers: Sequence[int]) -> OperatingPoint:
     probes = tuple(layers[::2])
     gate = Estimator("linear", weights=((0.0,) * (stepper.unembedding.shape[1] + 1),) * len(probes))
     never = ((-math.inf,) * len(probes),)
-    return OperatingPoint("asked", "never", stepper.layers, stepper.layers, probes, never, "copying", gate)
+    return OperatingPoint("asked", "never", stepper.layers, stepper.layers, probes, never, estimator=gate)
 
 
 def _fitting(model: Loaded, plan: LensPlan, text: Text) -> float:
