@@ -62,7 +62,6 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "steps": (-MOST, MOST),
     "held_out": (-MOST, MOST),
     "temperature": (-1000, 1000),
-    "minutes": (-MOST, MOST),
     "rise": (-MOST, MOST),
 }
 

@@ -1,4 +1,4 @@
-"""``emad screen``: what would work on a model, in minutes, and a file to decode with."""
+"""``emad screen``: what would work on a model, and a file to decode with."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument
 from emad_ref.files import require_writable
+from emad_ref.screening.settings import DOCUMENTS
 from emad_ref.text.documents import CORPUS
 
 if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
@@ -19,7 +20,6 @@ if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
 
 
 SINGLE_THREADED = 50_000_000  # parameters: below, waking a second thread takes longer than it helps
-DOCUMENTS, MINUTES = 300, 10.0
 
 
 def screen(args: argparse.Namespace) -> None:
@@ -33,7 +33,7 @@ def screen(args: argparse.Namespace) -> None:
     from emad_ref.screening.settings import Settings
 
     require_writable(args.out, "out")  # bad input is refused before the long passes, not after them
-    settings = Settings(args.corpus, args.data, args.documents, args.minutes, args.rise, args.seed)
+    settings = Settings(args.corpus, args.data, args.documents, args.rise, args.seed)
     loaded = load(args.model)
     if args.threads is not None:
         if args.threads < 1:
@@ -94,11 +94,24 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, st
         {"point": row["name"], "ms a token": f"{1000 * row['seconds']:.3g}", "as fast": f"{row['fast']:.2f}×"}
         for row in found["time"]
     ]
-    return [
+    after = [
+        {
+            "after a prompt of": f"{row['prompt']} tokens",
+            "texts": str(row["texts"]),
+            "drafts that agree": share(row["agreement"]),
+            "tokens a round": f"{row['tokens']:.2f}",
+            "ms a token": f"{1000 * row['seconds']:.3g}",
+            "as fast": f"{row['fast']:.2f}×",
+        }
+        for row in found["drafts"]["after"]
+    ]
+    shown = [
         ("slack: the most that a rule could save which knew how far every readout is from the end", slack),
         ("what families reach net of everything: chosen on validation text, shown on evaluation text", reached),
         (f"time on this machine, predicted, batch 1, threads {found['threads']}", timed),
     ]
+    drafts = ("drafting for itself on this machine, predicted, by the length of its prompt", after)
+    return [*shown, *([drafts] if after else [])]
 
 
 def closing(found: Mapping[str, Any]) -> list[str]:
@@ -107,13 +120,15 @@ def closing(found: Mapping[str, Any]) -> list[str]:
     seconds = ", ".join(f"{name} {spent:.0f} s" for name, spent in found["seconds"].items())
     return [
         f"{found['model']} on {found['corpus']}: perplexity {found['perplexity']:.4g} at full depth on "
-        f"{tokens['traced']:,} tokens of {documents['traced']} documents; replayed rows have exact K and V, and of "
+        f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents; replayed rows have exact K and V, and of "
         "free depth are charged for copies",
         f"lens of {'full rank' if found['lens']['rank'] is None else 'rank ' + str(found['lens']['rank'])}, "
         f"{found['lens']['steps']} steps; {seconds}",
         *([found["time_note"]] if found["time_note"] else []),
         found["recommendation"],
         found["drafts"]["sentence"],
+        "times, and with them whether and how it should draft for itself, belong to this machine; all else is the same "
+        f"wherever it is screened with seed {found['seed']}",
     ]
 
 
@@ -123,9 +138,8 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--corpus", default=CORPUS, metavar="CORPUS", help=f"text to screen on; {CORPUS} by default")
     sub.add_argument("--data", type=Path, metavar="DIR", help="folder with data sets, read before the hub")
     sub.add_argument("--documents", type=int, default=DOCUMENTS, metavar="N",
-                     help=f"to choose on, to certify on and to judge on, each; {DOCUMENTS} by default")  # fmt: skip
-    sub.add_argument("--minutes", type=float, default=MINUTES, metavar="M",
-                     help=f"that all of it may take about; {MINUTES:g} by default")  # fmt: skip
+                     help=f"to choose on, to certify on and to judge on, each; {DOCUMENTS} by default; how long so "
+                     "many take is predicted before they are read through")  # fmt: skip
     sub.add_argument("--rise", type=float, default=0.01, metavar="SHARE",
                      help="of perplexity that may be lost at most; 0.01 by default")  # fmt: skip
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
@@ -133,6 +147,6 @@ def screen_arguments(sub: argparse.ArgumentParser) -> None:
     examples(
         sub,
         "emad screen emad-tiny-plain exit.safetensors",
-        "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400 --minutes 20",
+        "emad screen emad-tiny-plain exit.safetensors --corpus world:mixed --documents 400",
         "emad screen ./llama exit.safetensors --corpus wikitext --data ./data --rise 0.02 --threads 2 --seed 1",
     )

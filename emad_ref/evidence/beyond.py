@@ -41,7 +41,7 @@ from emad_ref.verdict.spending import Measured, Spent
 from emad_ref.verdict.units import ByDocument
 
 OPTION = "--emad-exit"
-MINUTES = {"smoke": 4.0, "standard": 10.0, "full": 30.0}  # that finding an exit may take, by budget
+DOCUMENTS = {"smoke": 200, "standard": 300, "full": 600}  # that finding an exit reads on either side, by budget
 SETTINGS = 8  # of each dial, spaced evenly in what they save
 REPLAYED = ("monotone", "free_eager", "free_deferred")  # schedules of which a trace says what they lose
 JUDGED = 0.01  # rise of perplexity at which slack is told
@@ -77,8 +77,8 @@ class Beyond:
         subject, path = self.subject, self.subject.study.exit
         if path is not None:
             return self._brought(path)
-        minutes, seed = MINUTES[subject.budget.name], subject.seed
-        asked = Settings(corpus=subject.corpus, data=subject.data, minutes=minutes, seed=seed)
+        documents, seed = DOCUMENTS[subject.budget.name], subject.seed
+        asked = Settings(corpus=subject.corpus, data=subject.data, documents=documents, seed=seed)
         try:
             return screen(subject.loaded, asked, progress=True).attach(subject.loaded)
         except (TooLittleText, EmptyCorpus) as error:

@@ -28,6 +28,7 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.evidence.swept import PAIRS, beside
 from emad_ref.protocol import Prompt
 from emad_ref.record import VERIFY, Record
+from emad_ref.screening.after_prompts import AfterPrompt, nearest, read_after_prompts
 from emad_ref.screening.lossless import (
     ASSISTED,
     LOOKUP,
@@ -50,6 +51,11 @@ class Drafted:
     def drafting(self) -> Drafting | None:
         """How the model drafts for itself; None where the exit says that it does not pay."""
         return self._beyond.exit.drafting
+
+    @property
+    def predicted(self) -> AfterPrompt | None:
+        """What screening predicted after prompts most like those timed here; None where its exit does not say."""
+        return nearest(read_after_prompts(self._beyond.exit.screened), self._stopwatch.request_shape[0])
 
     @cached_property
     def timed(self) -> dict[int, Requests]:

@@ -11,7 +11,8 @@ time    of one request at a time, against each of EMAD-F2's baselines: an inters
         output is judged, and their ratios say where the gain ends.
 
 Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
-model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains. Random weights
+model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains; and what
+screening predicted after prompts as long, where it says. Random weights
 draft as fast as trained ones and are never right: the row does not apply.
 """
 
@@ -23,14 +24,17 @@ from dataclasses import dataclass, field, replace
 from emad_ref.evidence.drafted import Drafted
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.evidence.stopwatch import ADAPTIVE
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL
 from emad_ref.questions import emad_f2
 from emad_ref.questions.asking import Answer, Asked, Question
 from emad_ref.questions.premises import exit_premise
+from emad_ref.screening.after_prompts import AfterPrompt
 from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.legs import counted, estimated
 from emad_ref.verdict.times import total_ratio
 from emad_ref.verdict.units import ByPair
+
+PREDICTED = f"batch 1, against {emad_f2.BASELINES[FULL]}, predicted when screened"
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,13 @@ class Found:
 
     ``beside``     other lossless ways, and drafting as ``adaptive`` → seconds [pairs] of the same requests of one row.
     ``stood``      batch size → share of verified tokens that stand.
+    ``predicted``  what screening expected of one row after such prompts; None: its exit does not say.
     """
 
     raced: emad_f2.Found
     beside: Mapping[str, ByPair] = field(default_factory=dict)
     stood: Mapping[int, float] = field(default_factory=dict)
+    predicted: AfterPrompt | None = None
 
 
 def decide(found: Found, asked: Asked) -> Verdict:
@@ -66,6 +72,9 @@ def _beside(found: Found) -> list[Leg]:
         for name, seconds in found.beside.items()
         if name != ADAPTIVE
     ]
+    if found.predicted is not None:
+        after = f"after prompts of {found.predicted.prompt} tokens, the pass through the prompt left out"
+        legs.append(counted(PREDICTED, found.predicted.fast, found.predicted.texts, "× as fast", after))
     for batch, share in found.stood.items():
         pairs = len(found.raced.batches[batch].adaptive)
         legs.append(counted(f"batch {batch}: verified tokens that stand", share, pairs, "share of tokens"))
@@ -90,7 +99,7 @@ def found_of(drafted: Drafted, uncompiled: str) -> Found:
     """What was timed, and looked at afterwards, as ``decide`` takes it."""
     raced = {rows: emad_f2.timed_of(requests, drafted.checked(rows)) for rows, requests in drafted.timed.items()}
     stood = {rows: drafted.stood(rows) for rows in drafted.timed}
-    return Found(emad_f2.Found(raced, "", uncompiled), drafted.beside.by_pair(), stood)
+    return Found(emad_f2.Found(raced, "", uncompiled), drafted.beside.by_pair(), stood, drafted.predicted)
 
 
 QUESTION = Question(

@@ -49,16 +49,25 @@ class Losses:
 
     def bound(self, nll_nats: Floats) -> float:
         """The least level that a point with these sums [windows] of nats will be confirmed at: a rise of perplexity."""
+        mean, error, count = self._rise(nll_nats)
+        later = error * math.sqrt(count / self.judged)
+        t = float(stats.t.ppf(1 - LEVEL, min(count, self.judged) - 1))
+        return math.expm1(mean + t * math.hypot(error, later) + t * later)
+
+    def least(self, nll_nats: Floats) -> float:
+        """The largest level that these documents show such a point to exceed: the lower bound of its rise."""
+        mean, error, count = self._rise(nll_nats)
+        return math.expm1(mean - float(stats.t.ppf(1 - LEVEL, count - 1)) * error)
+
+    def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
+        """(mean nats per token, its standard error, documents)."""
         excess = self.documents.sums(nll_nats - self.reference)
         tokens = self.documents.sums(self.tokens)
         mean, count, total = excess.sum() / tokens.sum(), len(tokens), tokens.sum()
         if count < 2:
             raise BadArgument("documents", count, "at least 2", "one has no spread")
         away = excess - mean * tokens
-        error = math.sqrt(count / (count - 1) * float(away @ away)) / total
-        later = error * math.sqrt(count / self.judged)
-        t = float(stats.t.ppf(1 - LEVEL, min(count, self.judged) - 1))
-        return math.expm1(mean + t * math.hypot(error, later) + t * later)
+        return float(mean), math.sqrt(count / (count - 1) * float(away @ away)) / float(total), count
 
 
 def loosest(dial: Dial, level: float, bound: Callable[[OperatingPoint], float]) -> OperatingPoint | None:

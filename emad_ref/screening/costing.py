@@ -29,12 +29,12 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.readout.attached import raised_dtype
 from emad_ref.readout.tuned import Translator
 from emad_ref.record import Floats
-from emad_ref.screening.laps import REPEATS, Course, Part
+from emad_ref.screening.laps import REPEATS, Course, Kind, Part
 
 LENGTHS = (1, 2, 3, 4, 6, 8)  # tokens in one pass; kernels change between some of them
 NEAR, FAR = 32, 256  # keys
 FEWEST_LAPS, MOST_LAPS = 5, 40
-SECONDS = 20.0
+SECONDS = 20
 SHARES = (32, 8)  # of the vocabulary: one row in so many is read by a pruned head
 DRAFT_LAYERS = (1, 2, 4)
 RESAMPLES = 999
@@ -95,7 +95,7 @@ def measure_costs(
     spent: list[float] = []
     rng = np.random.default_rng(seed)
     tried = course.lap(rng)  # warms up
-    if stepper.layers * tried["block 1"] < BRIEF:
+    if stepper.layers * tried[Part(Kind.BLOCK)] < BRIEF:
         course = replace(course, turns=TURNS)
     with tqdm(desc=progress, disable=progress is None, total=MOST_LAPS, unit="lap") as bar:
         while len(laps) < FEWEST_LAPS or (len(laps) < MOST_LAPS and sum(spent) < seconds):
@@ -110,19 +110,20 @@ def measure_costs(
 
 def _costs(course: Course, laps: Sequence[dict[Part, float]], spent: Floats, rng: np.random.Generator) -> Costs:
     """Medians over ``laps``, each as if it had been as fast as the median one; ``spent`` [laps] seconds of each."""
-    names, pace = list(laps[0]), spent / np.median(spent)
-    seconds = np.array([[lap[name] for name in names] for lap in laps]) / pace[:, None]
-    medians = dict(zip(names, np.median(seconds, axis=0).tolist(), strict=True))
+    parts, pace = list(laps[0]), spent / np.median(spent)
+    seconds = np.array([[lap[part] for part in parts] for lap in laps]) / pace[:, None]
+    medians = dict(zip(parts, np.median(seconds, axis=0).tolist(), strict=True))
     low, high = stats.bootstrap(
         (seconds,), np.median, axis=0, n_resamples=RESAMPLES, method="percentile", rng=rng
     ).confidence_interval
-    probes, full = len(course.probes), medians["head 1"]
-    passes = course.stepper.layers * medians["block 1"] + full if course.brief else 0.0
+    one = {kind: medians[Part(kind)] for kind in Kind if Part(kind) in medians}
+    probes, full = len(course.probes), one[Kind.HEAD]
+    passes = course.stepper.layers * one[Kind.BLOCK] + full if course.brief else 0.0
     read = full if course.brief else 0.0
     near, far = course.keys
 
-    def of(part: str, sizes: Sequence[int]) -> dict[int, float]:
-        return {size: medians[f"{part} {size}"] for size in sizes}
+    def of(kind: Kind, sizes: Sequence[int]) -> dict[int, float]:
+        return {size: medians[Part(kind, size)] for size in sizes}
 
     return Costs(
         layers=course.stepper.layers,
@@ -130,21 +131,21 @@ def _costs(course: Course, laps: Sequence[dict[Part, float]], spent: Floats, rng
         threads=torch.get_num_threads(),
         keys=near,
         # differences may come out below what no part can cost less than
-        step=max(medians["token 1"], medians["loop"] - passes),
-        token=medians["token 1"],
-        probe=max(0.0, (medians["probing"] - medians["loop"]) / probes - read),
-        gate=max(medians["gate"], (medians["gating"] - medians["loop"]) / probes),
+        step=max(one[Kind.TOKEN], one[Kind.LOOP] - passes),
+        token=one[Kind.TOKEN],
+        probe=max(0.0, (one[Kind.PROBING] - one[Kind.LOOP]) / probes - read),
+        gate=max(one[Kind.GATE], (one[Kind.GATING] - one[Kind.LOOP]) / probes),
         lengths=np.array(course.lengths, dtype=np.int64),
-        block=np.array(list(of("block", course.lengths).values())),
-        head=np.array(list(of("head", course.lengths).values())),
-        per_key=max(0.0, (medians["far"] - medians["block 1"]) / (far - near)),
-        again=of("again", course.draft_layers),
-        pruned=of("pruned", course.heads),
-        lens=medians["lens"],
-        fill=medians["fill"],
-        translator=medians.get("translator"),
-        whole=medians["whole"],
-        intervals=dict(zip(names, zip(low.tolist(), high.tolist(), strict=True), strict=True)),
+        block=np.array(list(of(Kind.BLOCK, course.lengths).values())),
+        head=np.array(list(of(Kind.HEAD, course.lengths).values())),
+        per_key=max(0.0, (one[Kind.FAR_BLOCK] - one[Kind.BLOCK]) / (far - near)),
+        again=of(Kind.AGAIN, course.draft_layers),
+        pruned=of(Kind.PRUNED, course.heads),
+        lens=one[Kind.LENS],
+        fill=one[Kind.FILL],
+        translator=one.get(Kind.TRANSLATOR),
+        whole=one[Kind.WHOLE],
+        intervals=dict(zip(map(str, parts), zip(low.tolist(), high.tolist(), strict=True), strict=True)),
     )
 
 

@@ -30,9 +30,9 @@ from emad_ref.screening.families import Family
 from emad_ref.screening.fitting import unseen
 from emad_ref.screening.guarantee import Guarantee, guaranteed, require_order
 from emad_ref.screening.reached import Chooser
-from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.settings import Settings
 from emad_ref.screening.signs import Signs
-from emad_ref.screening.texts import ENOUGH, FEWEST, Text
+from emad_ref.screening.texts import ENOUGH, Text
 from emad_ref.screening.watching import read_signs
 from emad_ref.sweep import losses
 from emad_ref.sweep.decoded import decoded_columns
@@ -42,9 +42,6 @@ from emad_ref.verdict.units import ByDocument
 # what a threshold may be bound to lose with exact K and V, as shares of the rise that is allowed: strict to loose
 STRICTNESS = (0.3, 0.5, 0.65, 0.8, 0.95)
 ROWS = 64
-TIMED = 16  # windows
-LARGEST = 10**6  # of them, whatever the time
-BESIDE = 3  # passes: signs of the text to certify on, and two points on evaluation text
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +59,6 @@ class Certified:
     saved: Floats
     chosen: OperatingPoint | None
     promise: Guarantee
-    windows: int
     signs: Signs | None
 
     @property
@@ -107,24 +103,6 @@ def filled(point: OperatingPoint, states: StateTranslators | None) -> OperatingP
     return replace(point, schedule="translated", translators=states.digest)
 
 
-def afforded(
-    model: Loaded, text: Text, points: Sequence[OperatingPoint], seconds: float
-) -> tuple[list[OperatingPoint], int]:
-    """(points, windows of ``text``) that can be decoded in time: fewer thresholds before fewer documents than decide.
-
-    At least the strictest threshold and ``FEWEST`` windows, where there are so many.
-    """
-    timed = text.first(TIMED)
-    windows = len(text.windows)
-    longest = TIMED * affordable(lambda: decoded(model, timed, points[-1:]), seconds, LARGEST)
-    for stride in (1, 2, 3):
-        kept = list(points[::stride])
-        fits = longest // (len(kept) + BESIDE)
-        if fits >= min(windows, ENOUGH):
-            break
-    return kept, min(windows, max(FEWEST, fits))
-
-
 def decoded(model: Loaded, text: Text, points: Sequence[OperatingPoint], progress: str | None = None) -> Columns:
     """Columns of ``points`` on ``text``."""
     return decoded_columns(model.stepper, model.geometry, text.windows, points, rows=ROWS, progress=progress)
@@ -163,7 +141,7 @@ def certified(
     )
     saved = 1 - columns.flops[:, 1:].sum(axis=0) / columns.flops[:, 0].sum()
     chosen = points[max(within)] if within else None
-    found = Certified(family, tuple(points), bounds, saved, chosen, promise, len(text.windows), None)
+    found = Certified(family, tuple(points), bounds, saved, chosen, promise, None)
     if found.promised is None:
         return found
     seen = text.first(ENOUGH).windows

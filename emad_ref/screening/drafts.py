@@ -154,6 +154,15 @@ def draft_columns(
     )
 
 
+def of_texts(columns: DraftColumns, which: Sequence[int]) -> DraftColumns:
+    """The columns of some of its texts, by number, in this order."""
+    slices = [slice(columns.starts[number], columns.starts[number + 1]) for number in which]
+    lengths = [each.stop - each.start for each in slices]
+    agrees, stands = (np.concatenate([each[at] for at in slices]) for each in (columns.agrees, columns.stands))
+    gate = None if columns.gate is None else np.concatenate([columns.gate[at] for at in slices])
+    return DraftColumns(columns.drafting, agrees, gate, np.cumsum([0, *lengths]), stands)
+
+
 def simulated(columns: DraftColumns, threshold: float, longest: int, copied: int = 0) -> Rounds:
     """The rounds that drafting makes of the texts: the first decided token of each comes from the prompt."""
     if threshold < math.inf and columns.gate is None:

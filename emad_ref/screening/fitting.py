@@ -1,4 +1,4 @@
-"""Fits what a screening reads by: a tuned lens and its gate, as long as the minutes allow.
+"""Fits what a screening reads by: a tuned lens and its gate.
 
 The lens is fitted on the training documents of split ``calibrate``, the gate on its others. Full matrices where they
 cost little beside a block and the text has as many tokens as they have numbers, else a low rank; every layer below the
@@ -16,14 +16,13 @@ from emad_ref.calibration.trace import TokenSequence, window_of
 from emad_ref.calibration.tuning import LensPlan, fit_lens, held_out
 from emad_ref.models.loading import Loaded
 from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text
 
-MOST_STEPS = 800  # where held-out divergences of small models have settled
+STEPS = 800  # where held-out divergences of small models have settled
 SHARE_OF_BLOCK = 0.1  # that a full translator may cost
 RANK_OF_WIDTH = 8  # D / 8: half of what a block's narrowest matrix would cost
 DEEP = 16  # layers from which on every second one is translated
-TIMED = 3  # steps
 
 
 def fit_readout(model: Loaded, text: Text, settings: Settings, progress: str | None = None) -> FittedLens:
@@ -32,9 +31,7 @@ def fit_readout(model: Loaded, text: Text, settings: Settings, progress: str | N
     Raises:
         EmptyCorpus: too few documents to hold any out.
     """
-    plan = _plan(model, settings)
-    plan = replace(plan, rank=_rank(model, plan))
-    plan = replace(plan, steps=_steps(model, plan, text, settings.seconds("lens")))
+    plan = lens_plan(model, settings)
     fitted = fit_lens(model.stepper, plan, lambda: iter(text.windows), progress=progress)
     name = attach_lens(model.stepper, fitted.lens, model.fingerprint)
     named = None if progress is None else f"{progress}, gate"
@@ -44,15 +41,15 @@ def fit_readout(model: Loaded, text: Text, settings: Settings, progress: str | N
 
 def unseen(model: Loaded, text: Text, settings: Settings) -> Iterator[TokenSequence]:
     """Windows of ``text`` that its lens was not fitted on: for whatever is fitted on top of it."""
-    return held_out(_plan(model, settings), lambda: iter(text.windows))
+    return held_out(lens_plan(model, settings), lambda: iter(text.windows))
 
 
-def _plan(model: Loaded, settings: Settings) -> LensPlan:
-    """Rank and steps as they are by default."""
+def lens_plan(model: Loaded, settings: Settings) -> LensPlan:
+    """What the lens of this model is fitted on, and how."""
     stepper = model.stepper
     stride = 1 if stepper.layers <= DEEP else 2
     first = 1 if stride == 1 else stepper.layers % 2 or 2  # so that the last layer below the end is among them
-    return LensPlan(
+    plan = LensPlan(
         model=model.name,
         fingerprint=model.fingerprint,
         dtype=str(stepper.dtype).removeprefix("torch."),
@@ -61,19 +58,13 @@ def _plan(model: Loaded, settings: Settings) -> LensPlan:
         layers=tuple(range(first, stepper.layers, stride)),
         held_out=0.3,
         seed=settings.seed,
+        steps=settings.part(STEPS),
     )
+    return replace(plan, rank=_rank(model, plan))
 
 
 def _rank(model: Loaded, plan: LensPlan) -> int | None:
     width = model.geometry.hidden
     cheap = 2 * width**2 <= SHARE_OF_BLOCK * model.geometry.block_flops()
-    taught = width**2 <= MOST_STEPS * plan.tokens_per_step
+    taught = width**2 <= plan.steps * plan.tokens_per_step
     return None if cheap and taught else max(1, width // RANK_OF_WIDTH)
-
-
-def _steps(model: Loaded, plan: LensPlan, text: Text, seconds: float) -> int:
-    """As many as fit; the rate falls along all of them, so that their number is fixed beforehand."""
-    trial = replace(plan, steps=TIMED, held_out_tokens=1)
-    fit_lens(model.stepper, replace(trial, steps=1), lambda: iter(text.windows))  # what the first step alone pays
-    return TIMED * affordable(lambda: fit_lens(model.stepper, trial, lambda: iter(text.windows)),
-                              seconds, MOST_STEPS // TIMED)  # fmt: skip

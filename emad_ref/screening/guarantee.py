@@ -13,8 +13,8 @@ Knows no model, no trace and no torch: whoever decoded brings losses of document
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ from emad_ref.sweep.risk import fixed_sequence, needed_sequences
 from emad_ref.verdict.units import ByDocument
 
 ERROR = 0.05  # ε
+REMEDY = "screen the model again"
 
 
 class Tried(NamedTuple):
@@ -111,32 +112,54 @@ class Guarantee:
         """What ``to_json`` gave.
 
         Raises:
-            BadArgument: fields that are missing, unknown or of another type, an unknown loss, or a choice not tested.
+            BadArgument: by its name, a field that is missing, unknown, or holds what it cannot.
         """
+        for field in fields(Guarantee):
+            if field.name not in given and field.default is MISSING:
+                raise BadArgument(f"guarantee.{field.name}", None, "to be there", REMEDY)
+        for name in given:
+            if name not in SOUND:
+                raise BadArgument(f"guarantee.{name}", given[name], f"one of {', '.join(SOUND)}", REMEDY)
         try:
-            found = Guarantee(**{**given, "tested": tuple(Tried(*each) for each in given["tested"])})
-            sound = _sound(found)
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadArgument("guarantee", dict(given), "the fields of a Guarantee", str(error)) from error
-        if not sound:
-            raise BadArgument("guarantee", dict(given), "values that a Guarantee can have", "screen the model again")
+            tested = tuple(Tried(*each) for each in given["tested"])
+        except TypeError as error:
+            raise BadArgument("guarantee.tested", given["tested"], SOUND["tested"][0], REMEDY) from error
+        found = Guarantee(**{**given, "tested": tested})
+        for name, (expected, sound) in SOUND.items():
+            if not sound(found):
+                raise BadArgument(f"guarantee.{name}", given[name], expected, REMEDY)
         return found
 
 
-def _sound(found: Guarantee) -> bool:
-    numbers = [found.cap, found.risk, found.error, found.capped, found.power, *(n for t in found.tested for n in t[1:])]
-    numbers += [] if found.again is None else [found.again]
-    return (
-        all(type(number) in (int, float) and math.isfinite(number) for number in numbers)
-        and 0 < found.risk < found.cap
-        and 0 < found.error < 1
-        and type(found.documents) is int
-        and (found.needed is None or type(found.needed) is int)
-        and found.loss in LOSSES
-        and all(isinstance(text, str) for text in (found.text, *(tried.name for tried in found.tested)))
-        and bool(found.tested)
-        and (found.chosen is None or found.chosen in [tried.name for tried in found.tested])
-    )
+def _number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]  # a number by now
+
+
+def _tried(each: Tried) -> bool:
+    return isinstance(each.name, str) and _number(each.loss) and _number(each.p)
+
+
+# field → what it holds, in words, and whether it does where those before it are sound
+SOUND: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
+    "loss": (f"one of {', '.join(LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in LOSSES),
+    "cap": ("a finite number", lambda it: _number(it.cap)),
+    "risk": ("a number between 0 and its cap, both excluded", lambda it: _number(it.risk) and 0 < it.risk < it.cap),
+    "error": ("a number strictly between 0 and 1", lambda it: _number(it.error) and 0 < it.error < 1),
+    "documents": ("a whole number", lambda it: type(it.documents) is int),
+    "text": ("a text", lambda it: isinstance(it.text, str)),
+    "tested": (
+        "thresholds, at least one, each a name, a loss and a p-value",
+        lambda it: bool(it.tested) and all(map(_tried, it.tested)),
+    ),
+    "chosen": (
+        "the name of a threshold that was tested, or None",
+        lambda it: it.chosen is None or it.chosen in [tried.name for tried in it.tested],
+    ),
+    "capped": ("a finite number", lambda it: _number(it.capped)),
+    "power": ("a finite number", lambda it: _number(it.power)),
+    "needed": ("a whole number, or None", lambda it: it.needed is None or type(it.needed) is int),
+    "again": ("a finite number, or None", lambda it: it.again is None or _number(it.again)),
+}
 
 
 # ---------------------------------------------------------------- the choice

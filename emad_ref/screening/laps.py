@@ -19,7 +19,9 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -34,7 +36,30 @@ from emad_ref.protocol import Prompt
 from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.screening.hollow import hollow
 
-Part = str  # with a number behind it where there are several: "block 4", "pruned 512", "again 2"
+
+class Kind(StrEnum):
+    """What is timed in a lap; ``SIZED`` ones at several sizes."""
+
+    TOKEN, BLOCK, HEAD = "token", "block", "head"  # of a pass of so many tokens
+    FAR_TOKEN, FAR_BLOCK, FAR_HEAD = "far token", "far", "far head"  # of one token with more keys
+    LENS, GATE, FILL, TRANSLATOR = "lens", "gate", "fill", "translator"
+    PRUNED = "pruned"  # a head over so many rows
+    AGAIN = "again"  # so many blocks, one token after another
+    LOOP, PROBING, GATING, WHOLE = "loop", "probing", "gating", "whole"  # of a decoder
+
+
+SIZED = (Kind.TOKEN, Kind.BLOCK, Kind.HEAD, Kind.PRUNED, Kind.AGAIN)
+
+
+class Part(NamedTuple):
+    """One thing that a lap times: ``size`` is tokens of a pass, rows of a head or layers; 1 where there is but one."""
+
+    kind: Kind
+    size: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.size}" if self.kind in SIZED else str(self.kind)
+
 
 REPEATS = 4  # shallow passes in a row, the first of which is not counted
 LOOPED, WHOLE = 16, 3  # tokens that a decoder decodes without passes, and with them
@@ -67,7 +92,7 @@ class Course:
             *(partial(self._pass, n, near) for n in self.lengths),
             partial(self._pass, 1, far),
             *(partial(self._in_a_row, layer) for layer in self.draft_layers),
-            *(partial(self._loop, name, decoder) for name, decoder in self._decoders.items()),
+            *(partial(self._loop, kind, decoder) for kind, decoder in self._decoders.items()),
         ]
         parts: dict[Part, float] = {}
         for chosen in rng.permutation(len(arms)).tolist():
@@ -82,11 +107,11 @@ class Course:
         turns: list[dict[Part, float]] = []
         for _ in range(self.turns):
             turns.append({})
-            with self._timed(turns[-1], "far token" if far else f"token {n}"):
+            with self._timed(turns[-1], Part(Kind.FAR_TOKEN if far else Kind.TOKEN, n)):
                 cache, frame, hidden = self._start(n, keys)
-            with self._timed(turns[-1], "far" if far else f"block {n}", layers):
+            with self._timed(turns[-1], Part(Kind.FAR_BLOCK if far else Kind.BLOCK, n), layers):
                 hidden = stepper.run(hidden, 0, layers, frame, cache)
-            with self._timed(turns[-1], "far head" if far else f"head {n}"):
+            with self._timed(turns[-1], Part(Kind.FAR_HEAD if far else Kind.HEAD, n)):
                 logits = stepper.logits(hidden)
             logits.argmax(dim=-1).tolist()
         parts |= _steady(turns)
@@ -95,19 +120,19 @@ class Course:
 
     def _beside(self, hidden: Tensor, cache: Cache, frame: Frame, parts: dict[Part, float]) -> None:
         stepper, layers = self.stepper, self.stepper.layers
-        with self._timed(parts, "lens"):
+        with self._timed(parts, Part(Kind.LENS)):
             read = self.lens(hidden)
-        with self._timed(parts, "gate"):
+        with self._timed(parts, Part(Kind.GATE)):
             self._gate.read(hidden[:, -1], 0).entropy_nats.item()
         for rows, weights in self._pruned.items():
-            with self._timed(parts, f"pruned {rows}"):
+            with self._timed(parts, Part(Kind.PRUNED, rows)):
                 F.linear(stepper.normed(read), weights)
         cache.truncate(np.array(frame.starts))
-        with self._timed(parts, "fill", layers):
+        with self._timed(parts, Part(Kind.FILL), layers):
             for layer in range(1, layers + 1):
                 stepper.fill(hidden, layer, frame, cache)
         if self.translator is not None:
-            with self._timed(parts, "translator"):
+            with self._timed(parts, Part(Kind.TRANSLATOR)):
                 self.translator(hidden)
 
     def _in_a_row(self, last: int, parts: dict[Part, float]) -> None:
@@ -117,7 +142,7 @@ class Course:
         cache, frame, hidden = self._start(1, near)
         for turn in range(REPEATS):
             turns.append({})
-            with self._timed(turns[-1], f"again {last}", last):
+            with self._timed(turns[-1], Part(Kind.AGAIN, last), last):
                 hidden = self.stepper.run(hidden, 0, last, frame, cache)
             if self._pruned:
                 F.linear(self.stepper.normed(self.lens(hidden)), self._pruned[min(self._pruned)])
@@ -125,9 +150,9 @@ class Course:
             hidden = self.stepper.embed(self._zeros[:, :1], frame)
         parts |= _steady(turns)
 
-    def _loop(self, name: Part, decoder: WalkedDecoder, parts: dict[Part, float]) -> None:
-        tokens = WHOLE if name == "whole" and not self.brief else LOOPED
-        with self._timed(parts, name, tokens):
+    def _loop(self, kind: Kind, decoder: WalkedDecoder, parts: dict[Part, float]) -> None:
+        tokens = WHOLE if kind is Kind.WHOLE and not self.brief else LOOPED
+        with self._timed(parts, Part(kind), tokens):
             decoder.generate([OPENING], tokens, frozenset())
 
     # ------------------------------------------------------------ what arms need
@@ -140,12 +165,12 @@ class Course:
         return cache, frame, self.stepper.embed(self._zeros[:, :n], frame)
 
     @contextmanager
-    def _timed(self, parts: dict[Part, float], name: Part, times: int = 1) -> Iterator[None]:
+    def _timed(self, parts: dict[Part, float], part: Part, times: int = 1) -> Iterator[None]:
         self._wait()
         start = self.clock()
         yield
         self._wait()
-        parts[name] = (self.clock() - start) / times
+        parts[part] = (self.clock() - start) / times
 
     def _wait(self) -> None:
         for device in {self.stepper.device, *self.stepper.places}:
@@ -185,16 +210,16 @@ class Course:
         return reader_of(self.stepper, self._linear(1), (1,))
 
     @cached_property
-    def _decoders(self) -> dict[Part, WalkedDecoder]:
+    def _decoders(self) -> dict[Kind, WalkedDecoder]:
         """Our decoder whole; and at full depth with probes that never fire, of both kinds and none, of a model that is
         not brief over a stepper whose passes take no time."""
         layers, stepper = self.stepper.layers, self.stepper if self.brief else hollow(self.stepper)
         full = full_depth(layers)
-        decoders = {"whole": WalkedDecoder(self.stepper, full), "loop": WalkedDecoder(stepper, full)}
-        for name, estimator in (("probing", Estimator()), ("gating", self._linear(len(self.probes)))):
+        decoders = {Kind.WHOLE: WalkedDecoder(self.stepper, full), Kind.LOOP: WalkedDecoder(stepper, full)}
+        for kind, estimator in ((Kind.PROBING, Estimator()), (Kind.GATING, self._linear(len(self.probes)))):
             never = ((-math.inf,) * len(self.probes),)
-            point = OperatingPoint(name, "never", layers, layers, self.probes, never, estimator=estimator)
-            decoders[name] = WalkedDecoder(stepper, point)
+            point = OperatingPoint(kind, "never", layers, layers, self.probes, never, estimator=estimator)
+            decoders[kind] = WalkedDecoder(stepper, point)
         return decoders
 
     @property

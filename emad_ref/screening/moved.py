@@ -134,6 +134,11 @@ def _distances(left: Floats, right: Floats) -> Floats:
     return np.asarray(np.sqrt(((left[:, None] - right[None]) ** 2).sum(axis=-1)))
 
 
+def _energy(across: Floats, before: Floats, now: Floats, old: int, new: int) -> Floats:
+    """E of ``old`` documents and ``new`` ones, from sums of distances [draws] across both and within either."""
+    return np.asarray(2 * across / (old * new) - now / new**2 - before / old**2, dtype=np.float64)
+
+
 # ---------------------------------------------------------------- has it moved
 
 
@@ -151,8 +156,8 @@ def _p_value(before: Floats, now: Floats, rng: np.random.Generator) -> float:
         inside = between[side[..., :, None], side[..., None, :]].sum(axis=(-1, -2))
         across = sums[side].sum(axis=-1) - inside
         outside = total - 2 * across - inside
-        fresh, kept = (inside, outside) if new <= old else (outside, inside)
-        return np.asarray(2 * across / (old * new) - fresh / new**2 - kept / old**2)
+        within = (outside, inside) if new <= old else (inside, outside)
+        return _energy(across, *within, old, new)
 
     batch = max(1, ENTRIES // min(old, new) ** 2)
     numbers = np.arange(old + new)
@@ -197,13 +202,13 @@ def _smallest(before: Floats, fresh: int, error: float, rng: np.random.Generator
     np.put_along_axis(moving, drawn, 1.0, axis=1)
     staying, kept = 1 - moving, len(scaled) - n
     still = _distances(scaled, scaled)
-    within = ((moving @ still) * moving).sum(axis=1) / n**2 + ((staying @ still) * staying).sum(axis=1) / kept**2
+    within = [((side @ still) * side).sum(axis=1) for side in (staying, moving)]  # no shift changes it
     _, spread, directions = np.linalg.svd(scaled, full_matrices=False)
     step = directions[0] * spread[0] / np.sqrt(len(scaled))  # one standard deviation
 
     def energies(shift: float) -> Floats:
         across = ((staying @ _distances(scaled, scaled + shift * step)) * moving).sum(axis=1)
-        return np.asarray(2 * across / (n * kept) - within)
+        return _energy(across, within[0], within[1], kept, n)
 
     critical = np.quantile(energies(0.0), 1 - error, method="higher")
     for shift in SHIFTS:

@@ -15,7 +15,7 @@ it of depths in order; without that exits are taken to be independent of one ano
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -90,22 +90,21 @@ def parts_of_token(
             was not measured.
     """
     _require_point(costs, point, depth_shares)
-    reached = depth_shares[::-1].cumsum()[::-1]  # [L] share of tokens that run layer ℓ
-    asked = 1 / point.period if point.schedule == "chunked" and point.period else 1.0
-    reads = asked * sum(float(reached[probe - 1]) for probe in point.probes)
-    stopped = {layer: float(share) for layer, share in enumerate(depth_shares, start=1) if share}
-    shown = asked * sum(share for layer, share in stopped.items() if layer in point.probes)  # emit what a probe read
-    full = point.estimator.kind == "full"
-    below = sum(share for layer, share in stopped.items() if layer < costs.layers)
-    heads = reads + 1 - shown if full else 1.0
-    translated = (reads + below - shown if full else below) if point.lens is not None else 0.0
+    token = _token(point, depth_shares)
+    if point.estimator.kind == "full":
+        # a probe reads by lens and head, and where a token leaves that reading is what it emits
+        heads, translated, gates = token.reads + 1 - token.emitted, token.reads + token.below - token.emitted, 0.0
+    else:
+        heads, translated, gates = 1.0, token.below, token.reads
+    if point.lens is None:
+        translated = 0.0
     return {
         "step": costs.step,
-        **_blocks(costs, point, reached, stopped, keys, passes),
+        **_blocks(costs, point, token, keys, passes),
         "heads": heads * costs.heads(),
         "lens": translated * costs.of("lens") if translated else 0.0,
-        "probes": reads * costs.probe,
-        "gates": reads * costs.of("gate") if reads and not full else 0.0,
+        "probes": token.reads * costs.probe,
+        "gates": gates * costs.of("gate") if gates else 0.0,
     }
 
 
@@ -173,32 +172,62 @@ def passes_of(depths: Iterable[Ints], layers: int, ceiling: int | None = None) -
 # ---------------------------------------------------------------- private
 
 
+@dataclass(frozen=True, eq=False)
+class _Token:
+    """What a mean token does, each a number a token.
+
+    ``runs``     [L] passes through each layer: the share of tokens that go as deep.
+    ``reads``    readings at probes.
+    ``emitted``  readings at probes that are emitted, since the token leaves there.
+    ``below``    exits below the last layer; ``early`` below the ceiling.
+    ``owed``     layers above exits, whose K and V are filled in; ``apart``: without those right above one, which are
+                 given the exit's state itself.
+    """
+
+    runs: Floats
+    reads: float
+    emitted: float
+    below: float
+    early: float
+    owed: float
+    apart: float
+
+
+def _token(point: OperatingPoint, depth_shares: Floats) -> _Token:
+    # within a chunk the depth stands: its first token alone is asked
+    asked = 1 / point.period if point.schedule == "chunked" and point.period else 1.0
+    runs = depth_shares[::-1].cumsum()[::-1]
+    at = np.array(point.probes, dtype=np.int64) - 1
+    leaving, above = depth_shares[: point.ceiling - 1], point.ceiling - np.arange(1, point.ceiling)
+    return _Token(
+        runs,
+        reads=asked * float(runs[at].sum()),
+        emitted=asked * float(depth_shares[at].sum()),
+        below=float(depth_shares[:-1].sum()),
+        early=float(leaving.sum()),
+        owed=float(leaving @ above),
+        apart=float(leaving @ (above - 1)),
+    )
+
+
 def _blocks(
-    costs: Costs,
-    point: OperatingPoint,
-    reached: Floats,
-    stopped: Mapping[int, float],
-    keys: float | None,
-    passes: Floats | None,
+    costs: Costs, point: OperatingPoint, token: _Token, keys: float | None, passes: Floats | None
 ) -> dict[str, float]:
     """Seconds of blocks and of K/V fills."""
-    schedule, ceiling = point.schedule, point.ceiling
-    early = 1 - stopped.get(ceiling, 0.0)
-    ran = float(reached.sum())  # layers of a mean token
+    schedule = point.schedule
     if schedule in DEFERRING:
-        sizes = [_independent(float(share)) for share in reached] if passes is None else list(passes)
+        sizes = [_independent(float(share)) for share in token.runs] if passes is None else list(passes)
         return {"blocks": sum(float(row @ costs.passes(np.arange(1.0, len(row) + 1), keys)) for row in sizes)}
-    if schedule == "free_eager":
-        fills = early
-        return {"blocks": costs.blocks(ceiling - early, keys=keys), "fills": fills * costs.of("fill") if fills else 0.0}
-    blocks = {"blocks": costs.blocks(ran, keys=keys)}
-    if schedule in LEAVING:
-        return blocks
-    filled = ceiling - ran
+    if schedule == "free_eager":  # every block runs but the last above an exit, which fills K and V alone
+        run, filled = point.ceiling - token.early, token.early
+    else:
+        run, filled = float(token.runs.sum()), 0.0 if schedule in LEAVING else token.owed
+    translated = token.apart if schedule == "translated" else 0.0
     fills = filled * costs.of("fill") if filled else 0.0
-    if schedule == "translated" and filled > early:  # the layer right above an exit is given the state itself
-        fills += (filled - early) * costs.of("translator")
-    return {**blocks, "fills": fills}
+    return {
+        "blocks": costs.blocks(run, keys=keys),
+        "fills": fills + (translated * costs.of("translator") if translated else 0.0),
+    }
 
 
 def _independent(share: float) -> Floats:

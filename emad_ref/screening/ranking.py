@@ -40,8 +40,10 @@ class Read:
 
 
 @dataclass(frozen=True, eq=False)
-class Family:
-    """``judged`` on evaluation text; ``chosen``: the same points on validation text, None for a ceiling."""
+class Rival:
+    """A criterion or a ceiling, ``judged`` on evaluation text; ``chosen``: the same points on validation text, None for
+    a ceiling.
+    """
 
     name: str
     judged: Curve
@@ -73,7 +75,7 @@ def rivals(
     *,
     monotone: bool = False,
     called: str = "",
-) -> list[Family]:
+) -> list[Rival]:
     """Every criterion at ``probes``, and both ceilings, of traces through the same readout; ``called``: that readout.
 
     Raises:
@@ -82,7 +84,7 @@ def rivals(
     suffix = f", {called}" if called else ""
     families = criteria(chosen.trace, probes, gate, schedule="monotone" if monotone else FREE)
     found = [
-        Family(f"{name}{suffix}", *(curve(name, read.trace, geometry, points, range(len(points)))
+        Rival(f"{name}{suffix}", *(curve(name, read.trace, geometry, points, range(len(points)))
                for read in (judged, chosen)))
         for name, points in families.items()
     ]  # fmt: skip
@@ -91,17 +93,17 @@ def rivals(
 
 def ceilings(
     judged: Read, geometry: Geometry, *, monotone: bool = False, probes: Sequence[int] | None = None, called: str = ""
-) -> list[Family]:
+) -> list[Rival]:
     """The ceiling of rules that know the divergence, and the threshold that knows it; raises as ``ceiling``."""
     found = []
     for oracle in ("price", "threshold"):
         points = ceiling(judged.trace, geometry, oracle, monotone=monotone, probes=probes, count=COUNT)
-        found.append(Family(points.name + (f", {called}" if called else ""), points))
+        found.append(Rival(points.name + (f", {called}" if called else ""), points))
     return found
 
 
 def ranked(
-    families: Iterable[Family],
+    families: Iterable[Rival],
     judged: Read,
     chosen: Read | None,
     rng: np.random.Generator,
@@ -143,7 +145,7 @@ def table_rows(rows: Iterable[Ranked]) -> list[dict[str, Any]]:
     ]
 
 
-def figure_rows(families: Iterable[Family], judged: Read, chosen: Read | None = None) -> list[dict[str, Any]]:
+def figure_rows(families: Iterable[Rival], judged: Read, chosen: Read | None = None) -> list[dict[str, Any]]:
     """Plain rows of the figure "saving against loss": every corner of every front, as it stands on the judged text."""
     found = []
     for family in families:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +26,7 @@ from emad_ref.verdict.units import ByDocument
 
 @dataclass(frozen=True, eq=False)
 class Reached:
-    """One family at one level. ``point`` None: nothing of it stays below the level, and nothing is saved.
+    """The ``point`` of one family that saves most within one level of loss.
 
     ``net``: share of full depth's FLOPs, ``rise`` of perplexity, ``blocks``: share of blocks; with intervals by
     document on evaluation text. ``how``: ``replayed`` (exact K and V, free depth charged for copies) or ``decoded``.
@@ -34,28 +34,40 @@ class Reached:
 
     family: Family
     level: float
-    point: OperatingPoint | None = None
-    net: Estimate | None = None
-    rise: Estimate | None = None
-    blocks: Estimate | None = None
+    point: OperatingPoint
+    net: Estimate
+    rise: Estimate
+    blocks: Estimate
     how: str = "replayed"
 
-    @property
-    def saving(self) -> float:
-        """Net, on evaluation; 0 without a point."""
-        return 0.0 if self.net is None else self.net.value
+
+@dataclass(frozen=True, eq=False)
+class Unreached:
+    """One family at one level below which nothing of it stays that saves anything."""
+
+    family: Family
+    level: float
+
+
+Row = Reached | Unreached
 
 
 class Chooser:
-    """Chooses on ``validate`` what ``evaluate`` then judges."""
+    """Chooses on ``validate`` what ``evaluate`` then judges; ``by``: the level that a point is taken to stay within."""
 
-    def __init__(self, validate: Traced, judged: int, geometry: Geometry):
-        self._traced, self._geometry = validate, geometry
+    def __init__(
+        self,
+        validate: Traced,
+        judged: int,
+        geometry: Geometry,
+        by: Callable[[Losses, Floats], float] = Losses.bound,
+    ):
+        self._traced, self._geometry, self._by = validate, geometry, by
         self.losses = Losses.of(validate.own, validate.text.documents, judged)
 
     def bound(self, point: OperatingPoint) -> float:
-        """The least level that ``point`` will be confirmed at."""
-        return self.losses.bound(sums(self._traced.own, self._traced.replay(point).nll_nats))
+        """The least level that ``point`` stays within."""
+        return self._by(self.losses, sums(self._traced.own, self._traced.replay(point).nll_nats))
 
     def saved(self, point: OperatingPoint) -> float:
         """Net share of full depth's FLOPs."""
@@ -102,27 +114,27 @@ class Judge:
         self, family: Family, level: float, point: OperatingPoint, columns: Columns, number: int, how: str = "replayed"
     ) -> Reached:
         """``columns``: full depth first, ``point`` at ``number``."""
-        rng, draws = self._rng, self._draws
         rise = perplexity_rise(
             self._by(columns.nll_nats[:, number]),
             self._by(columns.nll_nats[:, 0]),
             self._tokens,
             threshold=level,
-            rng=rng,
-            draws=draws,
+            rng=self._rng,
+            draws=self._draws,
         )
-        net, blocks = (
-            mean_rate(
-                self._by(column[:, 0] - column[:, number]),
-                self._by(column[:, 0]),
-                threshold=0.0,
-                unit="share",
-                rng=rng,
-                draws=draws,
-            )
-            for column in (columns.flops, columns.depth)
-        )
+        net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
         return Reached(family, level, point, net, rise, blocks, how)
+
+    def saved(self, column: Floats, number: int) -> Estimate:
+        """Share of full depth's, the first of ``column`` [windows, points], that the point ``number`` does without."""
+        return mean_rate(
+            self._by(column[:, 0] - column[:, number]),
+            self._by(column[:, 0]),
+            threshold=0.0,
+            unit="share",
+            rng=self._rng,
+            draws=self._draws,
+        )
 
     def _by(self, values: Floats) -> ByDocument:
         return ByDocument.summed(values, self._documents)
@@ -135,13 +147,31 @@ def reached(
     traced: Traced,
     geometry: Geometry,
     seed: int = 0,
-) -> list[Reached]:
+) -> list[Row]:
     """A row per family and level, judged on ``traced``. ``seed``: of the samples that intervals come from."""
-    judge = Judge(traced.text, seed)
     chosen = [(family, level, chooser.best(family, level)) for family in families for level in levels]
+    return _judged(chosen, traced, geometry, seed)
+
+
+def within_reach(
+    families: Iterable[Family], level: float, traced: Traced, geometry: Geometry, seed: int = 0
+) -> list[Row]:
+    """The most that each family could save at ``level`` with any number of documents, itself chosen on ``traced``.
+
+    Its point is the loosest of which these documents do not show that it loses more: more of them can only forbid it.
+    An upper bound on what is to be had, and nothing to decode with.
+    """
+    dearest = Chooser(traced, traced.text.count, geometry, Losses.least)
+    return _judged([(family, level, dearest.best(family, level)) for family in families], traced, geometry, seed)
+
+
+def _judged(
+    chosen: Sequence[tuple[Family, float, OperatingPoint | None]], traced: Traced, geometry: Geometry, seed: int
+) -> list[Row]:
+    judge = Judge(traced.text, seed)
     points = list(dict.fromkeys(point for _, _, point in chosen if point is not None))
     columns = replayed_columns(traced, points, geometry)
     return [
-        Reached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
+        Unreached(family, level) if point is None else judge.of(family, level, point, columns, 1 + points.index(point))
         for family, level, point in chosen
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from emad_ref.point import OperatingPoint
 from emad_ref.screening.decoding import Certified
 from emad_ref.screening.guarantee import Guarantee
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.slack import Slack, ceiling_at
 from emad_ref.screening.texts import ENOUGH, FEWEST
 from emad_ref.sweep.ceilings import SLACK
@@ -31,43 +31,78 @@ def recommended(
     oracles: Sequence[Slack],
     proven: Certified | None,
     judged: Sequence[Reached],
+    reach: Sequence[Row],
     rise: float,
     inconclusive: str,
     documents: int,
 ) -> Recommended:
-    """``inconclusive``: why nothing can be recommended on so little text, or "". ``documents``: of evaluation; that
-    there is no slack takes no other text.
+    """The first of ``judged`` that evaluation confirms and that is worth it, or why none is.
+
+    ``reach``: the most that each family could save with any number of documents (``within_reach``). ``inconclusive``:
+    why nothing can be recommended on so little text, or "". ``documents``: of evaluation; what no text could change is
+    said on ``FEWEST`` of them.
     """
-    most = ceiling_at(oracles, rise)
-    if inconclusive and (documents < FEWEST or most > SLACK):
+    if inconclusive and documents < FEWEST:
         return _none(inconclusive)
-    if most <= SLACK:
+    most = ceiling_at(oracles, rise)
+    oracle = f"{_share(most.net, most.low, most.high)} at {rise:.1%} more perplexity"
+    if most.net <= SLACK:
         return _none(
             f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "
-            f"{most:.1%} net at {rise:.1%} more perplexity, deciding not charged"
+            f"{oracle}, deciding not charged"
         )
-    room = f"a rule that knew would save {most:.1%} net at {rise:.1%} more perplexity"
+    room = f"a rule that knew would save {oracle}"
+    never = _never(reach, rise, documents)
+    if never and (inconclusive or documents < ENOUGH):
+        return _none(f"{never}; {room}")
+    if inconclusive:
+        return _none(inconclusive)
     if proven is None or not judged:
         return _none(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
-    row = judged[0]
-    assert row.point is not None
-    assert row.net is not None
-    assert row.rise is not None
-    reached = f"{row.net.value:.1%} net [{row.net.low:.1%}, {row.net.high:.1%}] at {row.rise.value:+.2%} perplexity"
+    against = [_against(row, rise) for row in judged]
+    if all(against):
+        return _none(f"{against[0]}; {room}")
+    row = judged[against.index("")]
+    promise = proven.promise if proven.promise.chosen == row.point.name else None
+    unpromised = "" if promise is not None or proven.promised is None else "Nothing is promised of it, but of another: "
+    name = f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_listed(row.point)}"
+    said = f"leave early: {name}, saves {_reached(row)} on evaluation text. {unpromised}{proven.promise.statement}"
+    return Recommended(row.point, "", promise, said)
+
+
+def _against(row: Reached, rise: float) -> str:
+    """What speaks against a point; "" where nothing does."""
     if row.rise.n < ENOUGH:
-        return _none(
-            f"inconclusive: {row.point.name} saves {reached}, but on {row.rise.n} documents; {ENOUGH} are the fewest "
-            f"to recommend on (more --documents, more --minutes); {room}"
+        return (
+            f"inconclusive: {row.point.name} saves {_reached(row)}, but on {row.rise.n} documents; {ENOUGH} are the "
+            "fewest to recommend on (more --documents)"
         )
     if row.rise.p_below > ONE_SIDED:
-        return _none(f"evaluation does not confirm {row.point.name}: {reached}, at most {rise:.1%} allowed; {room}")
+        return f"evaluation does not confirm {row.point.name}: {_reached(row)}, at most {rise:.1%} allowed"
     if row.net.low < WORTH:
-        return _none(f"not worth it: {row.point.name} saves {reached}, {WORTH:.0%} is the least; {room}")
-    promise = proven.promise if proven.promise.chosen == row.point.name else None
-    sure = promise.statement if promise is not None else proven.promise.statement
-    name = f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_listed(row.point)}"
-    said = f"leave early: {name}, saves {reached} on evaluation text. {sure}"
-    return Recommended(row.point, "", promise, said)
+        return f"not worth it: {row.point.name} saves {_reached(row)}, {WORTH:.0%} is the least"
+    return ""
+
+
+def _never(reach: Sequence[Row], rise: float, documents: int) -> str:
+    """Why more documents could not change that nothing is worth it; "" where they could."""
+    found = [row for row in reach if isinstance(row, Reached)]
+    least = f"on {documents} documents, {WORTH:.0%} is the least, and more documents would not change it"
+    if not found:
+        return f"not worth it: no rule of ours saves anything at {rise:.1%} more perplexity {least}"
+    best = max(found, key=lambda row: row.net.high)
+    if best.net.high >= WORTH:
+        return ""
+    saved = _share(best.net.value, best.net.low, best.net.high)
+    return f"not worth it: no rule of ours saves more than {saved} at {rise:.1%} more perplexity {least}"
+
+
+def _reached(row: Reached) -> str:
+    return f"{_share(row.net.value, row.net.low, row.net.high)} at {row.rise.value:+.2%} perplexity"
+
+
+def _share(value: float, low: float, high: float) -> str:
+    return f"{value:.1%} net [{low:.1%}, {high:.1%}]"
 
 
 def _none(why: str) -> Recommended:

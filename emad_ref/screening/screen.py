@@ -1,17 +1,21 @@
-"""What would work on one model, in minutes: from text to an exit that can be decoded with, or to "leave it alone".
+"""What would work on one model: from text to an exit that can be decoded with, or to "leave it alone".
 
     text → lens and gate → traces → slack → families → decoding and promise → costs → drafts → recommendation
 
-Each phase is bounded before it starts (``settings``), and none is left out in silence: one that cannot run says why, in
-the record and in the table. Chosen is on text of its own, and every figure shown is of the evaluation split.
+What each phase reads is counted in documents (``settings``), whatever time that takes, and none is left out in silence:
+one that cannot run says why, in the record and in the table. Chosen is on text of its own, and every figure shown is of
+the evaluation split. What was timed, and the drafts that are chosen by it, belong to the machine (``tabled.BY_CLOCK``).
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
+
+from tqdm import tqdm
 
 from emad_ref.calibration.lens_file import FittedLens
 from emad_ref.calibration.profile import profile_of
@@ -22,19 +26,20 @@ from emad_ref.models.required import require_documents
 from emad_ref.policy.thresholds import default_probes
 from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import attach_lens
-from emad_ref.screening.decoding import Certified, afforded, beside, certified, decoded, fitted_states, grid
+from emad_ref.screening.decoding import Certified, beside, certified, decoded, fitted_states, grid
 from emad_ref.screening.exit import Exit
+from emad_ref.screening.expected import expected, told
 from emad_ref.screening.families import Family, freed, published, tuned
 from emad_ref.screening.fitting import fit_readout
-from emad_ref.screening.reached import Chooser, Judge, Reached, reached, replayed_columns
+from emad_ref.screening.reached import Chooser, Judge, Reached, Row, reached, replayed_columns, within_reach
 from emad_ref.screening.recommending import recommended
 from emad_ref.screening.selfdrafts import SelfDrafting, self_drafting
-from emad_ref.screening.settings import LOSSES, SHARES, Settings
+from emad_ref.screening.settings import LOSSES, Settings
 from emad_ref.screening.slack import Slack, slack
 from emad_ref.screening.tabled import screened_json
 from emad_ref.screening.texts import Texts, read_texts, too_few
 from emad_ref.screening.timing import Timed, timed
-from emad_ref.screening.traced import Traced, traceable, traced
+from emad_ref.screening.traced import Traced, traced
 
 T = TypeVar("T")
 PHASES = ("text", "lens", "traces", "slack", "families", "decoding", "costs", "drafts")
@@ -43,7 +48,11 @@ PROFILED = 100  # windows, for EMAD's profile
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text."""
+    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``reach``: the most
+    that families could save with any number of documents.
+
+    ``expected``, ``seconds``: phase → what it was predicted to take here, and what it took.
+    """
 
     model: Loaded
     settings: Settings
@@ -51,12 +60,14 @@ class Found:
     fitted: FittedLens
     evaluated: Traced
     slack: list[Slack]
-    reached: list[Reached]
+    reached: list[Row]
+    reach: list[Row]
     states: StateTranslators | None
     certified: Certified | None
     decoded: list[Reached]
     timed: Timed
     drafts: SelfDrafting
+    expected: dict[str, float]
     seconds: dict[str, float]
 
 
@@ -66,12 +77,6 @@ class _Run:
 
     progress: bool
     seconds: dict[str, float] = field(default_factory=dict)
-
-    def left(self, settings: Settings, phase: str) -> float:
-        """Seconds for ``phase``: its share, and what those before it have left over."""
-        spent = sum(self.seconds.values())
-        earlier = sum(settings.seconds(each) for each in PHASES[: PHASES.index(phase)] if each in SHARES)
-        return settings.seconds(phase) + max(0.0, earlier - spent)
 
     def __call__(self, phase: str, work: Callable[[str | None], T]) -> T:
         name = f"{1 + PHASES.index(phase)}/{len(PHASES)} {phase}" if self.progress else None
@@ -95,7 +100,7 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     found = investigate(model, settings, progress=progress)
     few, documents = too_few(found.texts), found.evaluated.text.count
-    said = recommended(found.slack, found.certified, found.decoded, settings.rise, few, documents)
+    said = recommended(found.slack, found.certified, found.decoded, found.reach, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     named = None if said.lossy is None else said.lossy.translators
@@ -116,27 +121,48 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     """Every phase up to the recommendation; raises as ``screen``."""
     run, geometry = _Run(progress), model.geometry
     texts = run("text", lambda name: read_texts(model, settings, name))
+    ahead = expected(model, texts, settings)
+    if progress:
+        tqdm.write(told(ahead), file=sys.stderr)
     fitted = run("lens", lambda name: fit_readout(model, texts.calibrate, settings, name))
     lens = attach_lens(model.stepper, fitted.lens, model.fingerprint)
 
     def trace_both(name: str | None) -> tuple[Traced, Traced, list[Family]]:
-        choose, evaluate = traceable(model, (texts.choose, texts.evaluate), lens, settings)
-        both = (traced(model, each, fitted, lens, name) for each in (choose, evaluate))
-        return (*both, _families(model, texts, fitted, settings, name))  # type: ignore[return-value]  # two and one
+        chosen, judged = (traced(model, each, fitted, lens, name) for each in (texts.choose, texts.evaluate))
+        return chosen, judged, _families(model, texts, fitted, settings, name)
 
     chosen_on, evaluated, families = run("traces", trace_both)
     levels = sorted({*LOSSES, settings.rise})
-    oracles = run("slack", lambda _: slack(evaluated, geometry, levels))
+    oracles = run("slack", lambda _: slack(evaluated, geometry, levels, settings.seed))
     chooser = Chooser(chosen_on, evaluated.text.count, geometry)
-    rows = run("families", lambda _: reached(families, levels, chooser, evaluated, geometry, settings.seed))
+
+    def reach_both(_: str | None) -> tuple[list[Row], list[Row]]:
+        rows = reached(families, levels, chooser, evaluated, geometry, settings.seed)
+        return rows, within_reach(families, settings.rise, evaluated, geometry, settings.seed)
+
+    rows, reach = run("families", reach_both)
     states, proven, judged = run(
         "decoding",
-        lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, run.left(settings, "decoding"), name),
+        lambda name: _decoded(model, texts, rows, chooser, evaluated, settings, name),
     )
     costs = run("costs", lambda name: timed(model, fitted, states, evaluated, rows, judged, settings, name))
     drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
     return Found(
-        model, settings, texts, fitted, evaluated, oracles, rows, states, proven, judged, costs, drafts, run.seconds
+        model,
+        settings,
+        texts,
+        fitted,
+        evaluated,
+        oracles,
+        rows,
+        reach,
+        states,
+        proven,
+        judged,
+        costs,
+        drafts,
+        ahead,
+        run.seconds,
     )
 
 
@@ -159,35 +185,31 @@ def _families(
 def _decoded(
     model: Loaded,
     texts: Texts,
-    rows: list[Reached],
+    rows: list[Row],
     chooser: Chooser,
     evaluated: Traced,
     settings: Settings,
-    seconds: float,
     progress: str | None,
 ) -> tuple[StateTranslators | None, Certified | None, list[Reached]]:
     """The free rule that saved most where rules are chosen, decoded: what fills K and V in, what is promised of it, and
     how it does on evaluation text, the promised point before the one that is bounded; None where none saves anything.
     """
-    free = [row for row in rows if row.level == settings.rise and row.family.depth == "free" and row.point is not None]
+    within = (row for row in rows if isinstance(row, Reached) and row.level == settings.rise)
+    free = [row for row in within if row.family.depth == "free"]
     if not free:
         return None, None, []
-    best = max(free, key=lambda row: chooser.saved(row.point) if row.point is not None else 0.0)
-    assert best.point is not None
+    best = max(free, key=lambda row: chooser.saved(row.point))
     named = None if progress is None else f"{progress}, states"
     states = fitted_states(model, best.point, texts.calibrate, settings, named)
     points = grid(best.family, best.point, chooser, settings.rise, states)
     if not points:
         return states, None, []
-    points, windows = afforded(model, texts.certify, points, seconds)
-    proven = certified(
-        model, texts.certify.first(windows), best.family, points, settings, evaluated.text.count, progress
-    )
+    proven = certified(model, texts.certify, best.family, points, settings, evaluated.text.count, progress)
     shown = list(dict.fromkeys(point for point in (proven.promised, proven.chosen) if point is not None))
     if not shown:
         return states, proven, []
     named = None if progress is None else f"{progress}, judged"
-    text = evaluated.text.first(windows)
+    text = evaluated.text
     columns = decoded(model, text, shown, named)
     full = replayed_columns(evaluated, [], model.geometry)
     both = beside(full, columns)

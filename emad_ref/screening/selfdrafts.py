@@ -9,9 +9,9 @@ vocabulary is what the model says most after text to fit on.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 from emad_ref.calibration.lens_file import FittedLens
@@ -20,27 +20,18 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.models.loading import Loaded
+from emad_ref.screening.after_prompts import AfterPrompt, after_prompts
 from emad_ref.screening.draft_lens import STEPS, draft_layers, fit_draft_lens
-from emad_ref.screening.drafts import (
-    Columns,
-    choices,
-    draft_columns,
-    gate_after,
-    own_texts,
-    simulated,
-    vocabularies,
-)
+from emad_ref.screening.drafts import choices, draft_columns, gate_after, own_texts, vocabularies
 from emad_ref.screening.predicted import seconds_per_token_drafting
-from emad_ref.screening.settings import Settings, affordable
+from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text, Texts
-from emad_ref.screening.timing import full_seconds, unsound
+from emad_ref.screening.timing import unsound
 
 PROMPTS = (16, 64, 128)  # tokens: what a model says right away is another text than what it says after a long prompt
 NEW = 112  # tokens
 ROWS = 32
 MOST, LESSONS = 64, 256  # windows to choose or to show on, and to fit on, after each prompt length
-WRITING, FITTING = 0.3, 0.55  # of the seconds of the phase
-TRIED = 6  # steps, to see what one takes
 WORTH = 1.05  # times as fast, predicted: prediction is good to within a tenth
 
 
@@ -49,18 +40,38 @@ class SelfDrafting:
     """``drafting``: the way to recommend, or None, and ``why_none``. ``best``: the fastest, recommended or not.
 
     ``spoken``: the lens and gate that drafts are read by, attached to the model's stepper.
-    ``agreement``: share of drafts of its kind that the model itself would emit; ``tokens`` emitted a round, ``seconds``
-    a token and times as ``fast`` as full depth, all predicted, on continuations of evaluation text.
+    ``after``: on continuations of evaluation text, what it is predicted to do after prompts of each length.
     """
 
     best: Drafting | None
     drafting: Drafting | None
     why_none: str
     spoken: FittedLens | None = None
-    agreement: float = 0.0
-    tokens: float = 0.0
-    seconds: float = 0.0
-    fast: float = 0.0
+    after: tuple[AfterPrompt, ...] = ()
+
+    @property
+    def agreement(self) -> float:
+        """Share of drafts of its kind that the model itself would emit."""
+        return sum(row.emitted * row.agreement for row in self.after) / self._emitted
+
+    @property
+    def tokens(self) -> float:
+        """Emitted a round."""
+        return self._emitted / sum(row.emitted / row.tokens for row in self.after)
+
+    @property
+    def seconds(self) -> float:
+        """Of a token, predicted, over all of these texts."""
+        return sum(row.emitted * row.seconds for row in self.after) / self._emitted
+
+    @property
+    def fast(self) -> float:
+        """How many times as fast as full depth these texts are predicted to be written."""
+        return sum(row.emitted * row.full for row in self.after) / self._emitted / self.seconds
+
+    @property
+    def _emitted(self) -> int:
+        return sum(row.emitted for row in self.after)
 
     @property
     def reads(self) -> bool:
@@ -74,8 +85,13 @@ class SelfDrafting:
             return f"lossless: {self.why_none}"
         return (
             f"lossless: {' '.join(self._how(self.drafting))}; {self.tokens:.2f} tokens a round, predicted "
-            f"{self.fast:.2f}× as fast as full depth, its output unchanged"
+            f"{self.fast:.2f}× as fast as full depth ({self._apart}), its output unchanged"
         )
+
+    @property
+    def _apart(self) -> str:
+        rows = ", ".join(f"{row.fast:.2f}× after {row.prompt}" for row in self.after)
+        return f"{rows} tokens of prompt"
 
     def _how(self, way: Drafting) -> Iterator[str]:
         if way.copied:
@@ -94,8 +110,16 @@ class SelfDrafting:
 def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs, settings: Settings) -> SelfDrafting:
     layers = draft_layers(model.geometry.layers)
     try:
-        lessons, chosen, judged = _own_texts(model, texts, settings)
-        spoken = _lens(model, lessons, layers, fitted.lens.rank, settings)
+        lessons, chosen, judged = _own_texts(model, texts)
+        spoken = fit_draft_lens(
+            model,
+            lessons,
+            layers,
+            corpus=settings.corpus,
+            rank=fitted.lens.rank,
+            steps=settings.part(STEPS),
+            seed=settings.seed,
+        )
     except (BadArgument, EmptyCorpus) as error:
         return _none(f"no text to draft on: {error}")
     assert spoken.gate is not None, "a lens for drafts has a gate"
@@ -104,57 +128,47 @@ def self_drafting(model: Loaded, texts: Texts, fitted: FittedLens, costs: Costs,
     read = partial(draft_columns, model.stepper, lens=spoken.lens.digest, gates=gates)
     best = choices(read(chosen, layers, among=among), lambda *each: seconds_per_token_drafting(costs, *each))[0]
     way = best.drafting
-    shown: Columns = read(judged, [way.layer], among=[way.vocabulary])
-    rounds = simulated(shown[0], way.threshold, way.longest, way.copied)
-    seconds = seconds_per_token_drafting(costs, way, rounds)
-    fast = full_seconds(costs) / seconds
+    (shown,) = read(judged, [way.layer], among=[way.vocabulary])
+    found = SelfDrafting(way, way, "", spoken, after_prompts(costs, way, judged, shown))
     why = unsound(costs)
-    if not why and fast < WORTH:
-        why = f"drafting for itself is predicted to be {fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
-    agreement = float(shown[0].agrees.mean())
-    return SelfDrafting(way, None if why else way, why, spoken, agreement, rounds.tokens, seconds, fast)
+    if not why and found.fast < WORTH:
+        why = (
+            f"drafting for itself is predicted to be {found.fast:.2f}× as fast as full depth, {WORTH:.2f}× is the least"
+        )
+    return replace(found, drafting=None, why_none=why) if why else found
 
 
 def _none(why: str) -> SelfDrafting:
     return SelfDrafting(None, None, why)
 
 
-def _own_texts(model: Loaded, texts: Texts, settings: Settings) -> list[list[TokenSequence]]:
-    """Continuations to fit on, to choose on and to show, as many as can be written in time, after every prompt length.
+def written_batches(texts: Texts) -> int:
+    """Steps of a batch in which continuations are written, at most."""
+    counts = [min(most, len(text.windows)) for text, most in _wanted(texts)]
+    return NEW * len(PROMPTS) * sum(math.ceil(count / ROWS) for count in counts)
+
+
+def _wanted(texts: Texts) -> list[tuple[Text, int]]:
+    """What is continued to fit on, to choose on and to show, and at most so many windows of it."""
+    return [(texts.calibrate, LESSONS), (texts.choose, MOST), (texts.evaluate, MOST)]
+
+
+def _own_texts(model: Loaded, texts: Texts) -> list[list[TokenSequence]]:
+    """Continuations to fit on, to choose on and to show, after every prompt length.
 
     Raises:
         BadArgument: no window is long enough.
     """
     room = model.stepper.max_positions
-    wanted = {texts.calibrate: LESSONS, texts.choose: MOST, texts.evaluate: MOST}
 
     def written(text: Text, count: int) -> list[TokenSequence]:
         found = []
         for prompt in PROMPTS:
             long = [window for window in text.windows if len(window.tokens) >= prompt][:count]
-            if long and prompt < room:
+            if long and prompt + 1 < room:  # one token comes from the prompt's pass: there is nothing to draft
                 found += own_texts(model.stepper, long, prompt, min(NEW, room - prompt), rows=ROWS)
         if not found:
             raise BadArgument("windows", 0, f"some of at least {min(PROMPTS)} tokens", "give longer documents")
         return found
 
-    batches = sum(wanted.values()) // ROWS
-    seconds = WRITING * settings.seconds("drafts")
-    fits = affordable(lambda: written(texts.choose, ROWS), seconds, batches)
-    return [written(text, max(ROWS, fits * count // batches)) for text, count in wanted.items()]
-
-
-def _lens(
-    model: Loaded, lessons: Sequence[TokenSequence], layers: Sequence[int], rank: int | None, settings: Settings
-) -> FittedLens:
-    """Of ``layers``, in as many steps as fit; the rate falls along all of them."""
-    fit = partial(fit_draft_lens, model, lessons, layers, corpus=settings.corpus, rank=rank, seed=settings.seed)
-    once, more = (_timed(partial(fit, steps=steps)) for steps in (1, 1 + TRIED))  # a gate and divergences cost as much
-    fits = (FITTING * settings.seconds("drafts") - once) * TRIED / max(more - once, 1e-3)
-    return fit(steps=int(min(max(fits, TRIED), STEPS)))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
+    return [written(text, most) for text, most in _wanted(texts)]

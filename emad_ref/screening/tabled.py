@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emad_ref.calibration.profile import library_versions
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.recommending import Recommended
 from emad_ref.screening.selfdrafts import SelfDrafting
 from emad_ref.screening.timing import unsound
@@ -20,10 +20,16 @@ if TYPE_CHECKING:
     from emad_ref.screening.screen import Found
 
 SCHEMA = 1
+BY_CLOCK = ("time", "time_note", "threads", "drafts", "expected", "seconds")  # what belongs to the machine
+NOTHING = {"how": "replayed"} | dict.fromkeys(("point", "probes", "net", "rise", "blocks"))  # of a row without a point
 
 
 def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
-    """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high]."""
+    """Provenance, sizes, and every table; shares are fractions, and intervals are [value, low, high].
+
+    ``by_clock`` names what hangs on what was timed here. All else is the same wherever one seed screens one model, the
+    last digits of its arithmetic apart.
+    """
     own, proven = found.evaluated.own, found.certified
     settings = found.settings
     return {
@@ -34,13 +40,10 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
         "layers": own.layers,
         "corpus": settings.corpus,
         "seed": settings.seed,
-        "minutes": settings.minutes,
         "rise": settings.rise,
         "versions": library_versions(),
-        "documents": {name: text.count for name, text in vars(found.texts).items()}
-        | {"traced": found.evaluated.text.count},
-        "tokens": {name: text.tokens for name, text in vars(found.texts).items()}
-        | {"traced": found.evaluated.text.tokens},
+        "documents": {name: text.count for name, text in vars(found.texts).items()},
+        "tokens": {name: text.tokens for name, text in vars(found.texts).items()},
         "perplexity": float(np.exp(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {
             "rank": found.fitted.lens.rank,
@@ -48,8 +51,9 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
             "raw_nats": {str(layer): nats for layer, nats in found.fitted.raw_nats.items()},
             "tuned_nats": {str(layer): nats for layer, nats in found.fitted.tuned_nats.items()},
         },
-        "slack": [asdict(each) for each in found.slack],
+        "slack": [asdict(each) | _bounds(each.low, each.high) for each in found.slack],
         "reached": _rows(found.reached),
+        "reach": _rows(found.reach),
         "decoded": _rows(found.decoded),
         "certified": None
         if proven is None
@@ -67,7 +71,9 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
         "drafts": _drafts(found.drafts),
         "time_note": unsound(found.timed.costs),
         "threads": found.timed.costs.threads,
+        "expected": found.expected,
         "seconds": found.seconds,
+        "by_clock": list(BY_CLOCK),
         "recommendation": said.sentence,
     }
 
@@ -80,34 +86,38 @@ def _drafts(found: SelfDrafting) -> dict[str, Any]:
         "longest": None if way is None else way.longest,
         "gated": None if way is None else way.gated,
         "vocabulary": None if way is None or way.vocabulary is None else len(way.vocabulary),
-        "agreement": found.agreement,
-        "tokens": found.tokens,
-        "seconds": found.seconds,
-        "fast": found.fast,
+        "agreement": found.agreement if found.after else None,
+        "tokens": found.tokens if found.after else None,
+        "seconds": found.seconds if found.after else None,
+        "fast": found.fast if found.after else None,
+        "after": [asdict(each) | {"fast": each.fast} for each in found.after],
         "sentence": found.said,
     }
 
 
-def _rows(rows: Sequence[Reached]) -> list[dict[str, Any]]:
+def _rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return [
-        {
-            "family": row.family.name,
-            "readout": row.family.readout,
-            "depth": row.family.depth,
-            "level": row.level,
-            "how": row.how,
-            "point": None if row.point is None else row.point.name,
-            "probes": None if row.point is None else list(row.point.probes),
-            "net": _interval(row.net),
-            "rise": _interval(row.rise),
-            "blocks": _interval(row.blocks),
-        }
+        {"family": row.family.name, "readout": row.family.readout, "depth": row.family.depth, "level": row.level}
+        | (_found(row) if isinstance(row, Reached) else NOTHING)
         for row in rows
     ]
 
 
-def _interval(estimate: Estimate | None) -> list[float | None] | None:
+def _bounds(low: float, high: float) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in (("low", low), ("high", high))}
+
+
+def _found(row: Reached) -> dict[str, Any]:
+    return {
+        "how": row.how,
+        "point": row.point.name,
+        "probes": list(row.point.probes),
+        "net": _interval(row.net),
+        "rise": _interval(row.rise),
+        "blocks": _interval(row.blocks),
+    }
+
+
+def _interval(estimate: Estimate) -> list[float | None]:
     """None for a bound where the data bound nothing: JSON has no infinity."""
-    if estimate is None:
-        return None
     return [number if math.isfinite(number) else None for number in (estimate.value, estimate.low, estimate.high)]

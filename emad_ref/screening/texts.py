@@ -10,8 +10,7 @@ One window of a document each, where there are documents enough: they are what i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -76,7 +75,7 @@ class Texts:
 
 
 def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -> Texts:
-    """As many windows as are asked for, there are, and can be read in time; at least what is needed to begin.
+    """As many windows as are asked for, or as there are.
 
     Raises:
         TooLittleText: a split without a window, or with a single document.
@@ -90,8 +89,7 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
     found: dict[Split, Text] = {}
     with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
         for split, count in wanted.items():
-            seconds = settings.seconds("text") * count / sum(wanted.values())
-            found[split] = Text(tuple(_counted(_windows(model, settings, split, count), seconds, bar)))
+            found[split] = Text(tuple(_counted(_windows(model, settings, split, count), bar)))
     texts = Texts(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
     for purpose, text in vars(texts).items():
         if text.count < 2:
@@ -131,14 +129,10 @@ def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Ite
             seen.add(window.document)
 
 
-def _counted(windows: Iterable[TokenSequence], seconds: float, bar: tqdm[None]) -> Iterator[TokenSequence]:
-    """Windows until the time is used up, but enough to begin: a model that writes its own text takes long."""
-    end = time.perf_counter() + seconds
-    for number, window in enumerate(windows, start=1):
+def _counted(windows: Iterator[TokenSequence], bar: tqdm[None]) -> Iterator[TokenSequence]:
+    for window in windows:
         yield window
         bar.update()
-        if number >= 2 * FEWEST and time.perf_counter() > end:
-            return
 
 
 def too_few(texts: Texts) -> str:

@@ -18,11 +18,11 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.readout.states import StateTranslators
 from emad_ref.readout.tuned import lens_named
 from emad_ref.record import Ints
-from emad_ref.screening.costing import measure_costs
+from emad_ref.screening.costing import SECONDS, measure_costs
 from emad_ref.screening.decoding import filled
 from emad_ref.screening.families import LENS
 from emad_ref.screening.predicted import seconds_per_token, shares_of
-from emad_ref.screening.reached import Reached
+from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.traced import Traced
 from emad_ref.sweep.ceilings import FREE
@@ -52,7 +52,7 @@ def timed(
     fitted: FittedLens,
     states: StateTranslators | None,
     evaluated: Traced,
-    rows: Sequence[Reached],
+    rows: Sequence[Row],
     judged: Sequence[Reached],
     settings: Settings,
     progress: str | None = None,
@@ -67,16 +67,15 @@ def timed(
         stepper,
         lens=translator,
         translator=above,
-        seconds=settings.seconds("costs"),
+        seconds=settings.part(SECONDS),
         seed=settings.seed,
         progress=progress,
     )
     full = full_seconds(costs)
-    shown = [*judged, *(row for row in rows if row.level == settings.rise and row.family.readout == LENS)]
+    read = [row for row in rows if row.level == settings.rise and row.family.readout == LENS]
+    shown = [*judged, *(row for row in read if isinstance(row, Reached))]
     found = [Predicted("full depth", full, 1.0)]
     for row in shown:
-        if row.point is None:
-            continue
         point = filled(row.point, states) if row.point.schedule == FREE else row.point
         seconds = seconds_per_token(costs, point, shares_of(_depths(evaluated, row.point), stepper.layers))
         name = f"{row.family.name}, {row.family.depth} depth, {row.how}"
@@ -84,9 +83,10 @@ def timed(
     return Timed(costs, tuple(found))
 
 
-def full_seconds(costs: Costs) -> float:
-    """Of a token at full depth."""
-    return seconds_per_token(costs, full_depth(costs.layers), shares_of(np.array([costs.layers]), costs.layers))
+def full_seconds(costs: Costs, keys: float | None = None) -> float:
+    """Of a token at full depth, against ``keys`` keys; those that blocks were timed at by default."""
+    deepest = shares_of(np.array([costs.layers]), costs.layers)
+    return seconds_per_token(costs, full_depth(costs.layers), deepest, keys=keys)
 
 
 def unsound(costs: Costs) -> str:

@@ -13,11 +13,7 @@ from emad_ref.calibration.trace import Trace, take_trace
 from emad_ref.models.loading import Loaded
 from emad_ref.point import OperatingPoint
 from emad_ref.replay import Ladder, Replay
-from emad_ref.screening.settings import Settings, affordable
-from emad_ref.screening.texts import FEWEST, Text
-
-TIMED = 4  # windows
-PASSES = 4  # two splits, two readouts
+from emad_ref.screening.texts import Text
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,18 +41,6 @@ class Traced:
             macs = {**trace.macs_per_row, point.estimator: trace.macs_per_row[whole]}
             return replace(trace, estimates=estimates, macs_per_row=macs)
         return trace
-
-
-def traceable(model: Loaded, texts: tuple[Text, Text], lens: str, settings: Settings) -> tuple[Text, Text]:
-    """As much of both texts as can be traced in time: ``FEWEST`` windows at least, where there are so many."""
-    timed = texts[0].windows[:TIMED]
-    most = max(len(text.windows) for text in texts)
-    seconds = settings.seconds("traces") / PASSES
-    fits = TIMED * affordable(
-        lambda: take_trace(model.stepper, timed, lens=lens, divergence=True), seconds, -(-most // TIMED)
-    )
-    first, second = (text.first(max(FEWEST, fits)) for text in texts)
-    return first, second
 
 
 def traced(model: Loaded, text: Text, fitted: FittedLens, lens: str, progress: str | None = None) -> Traced:

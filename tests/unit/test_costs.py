@@ -122,6 +122,13 @@ def test_translated_states_are_paid_for_beside_their_fills():
     assert parts_of_token(COSTS, translated, shares)["fills"] == pytest.approx(copied + 0.125)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.2, 0.3, 0.6, 0.7, 0.9])
+def test_right_below_the_last_layer_no_state_is_translated_however_shares_are_rounded(share):
+    untranslated, shares = replace(COSTS, translator=None), np.array([0.0, 0.0, share, 1 - share])
+    parts = parts_of_token(untranslated, replace(point("translated", translators="d"), probes=(3,)), shares)
+    assert parts["fills"] == pytest.approx(share * 0.375)
+
+
 def test_independent_exits_wait_as_long_as_drawn_ones_do():
     """4,000 drawn depths: within four standard errors of a share (0.03)."""
     drawn = np.random.default_rng(0).choice([1, 2, 4], size=4000, p=[0.3, 0.3, 0.4])

@@ -40,7 +40,7 @@ PROBES = (2, 4)
 SINCE = "replay does not speak for a decoder of somebody else"
 
 
-def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f") -> Exit:
+def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f", copied: int = 0) -> Exit:
     """A drawn lens, a drawn gate, and a point that half of all tokens leave by."""
     stepper = CausalStepper(small_model("gpt_neox"))
     lens = replace(drawn_lens(stepper, range(1, LAYERS), scale=0.05), fingerprint=fingerprint)
@@ -52,7 +52,7 @@ def found_exit(schedule: ScheduleName = "copying", fingerprint: str = "f") -> Ex
     point = OperatingPoint(
         "gate ≤ 0", "gate", LAYERS, LAYERS, PROBES, ((0.0, 0.0),), schedule, asked, "divergence", lens=lens.digest
     )
-    drafting = Drafting(2, 3, 0.0, lens.digest, replace(gate, weights=weights[1:2]))
+    drafting = Drafting(2, 3, 0.0, lens.digest, replace(gate, weights=weights[1:2]), copied=copied)
     return Exit(FittedLens(lens, {}, nats, nats, 1, gate), point, drafting=drafting)
 
 
@@ -93,7 +93,7 @@ def test_where_none_is_brought_one_is_found_on_the_runs_own_text(monkeypatch: py
     evidence = small_evidence(seed=3)
     assert evidence.beyond.missing == ""
     assert evidence.beyond.exit is evidence.beyond.exit
-    assert asked == [Settings(corpus="self", minutes=4.0, seed=3)]
+    assert asked == [Settings(corpus="self", documents=200, seed=3)]
     assert lens_named(evidence.subject.stepper, evidence.beyond.exit.fitted.lens.digest) is not None
 
 
@@ -159,7 +159,11 @@ def test_an_oracle_stays_within_its_loss_and_more_of_it_saves_more(tmp_path: Pat
 
 
 def test_every_row_but_time_is_answered(tmp_path: Path) -> None:
-    evidence = evidence_with(tmp_path, found_exit())
+    """Of an exit that copies, too: what drafting does is no matter of rows about leaving early."""
+    evidence = evidence_with(tmp_path, found_exit(copied=3))
+    drafting = evidence.beyond.exit.drafting
+    assert drafting is not None
+    assert drafting.copied == 3
     x1, x2, x5, x6 = (answered(evidence, f"EMAD-X{number}").verdict for number in (1, 2, 5, 6))
     assert x1.verdict in ("inconclusive", "falsified", "not applicable")
     assert (x2.verdict, x2.reason) == ("unmeasured", "the exit carries no guarantee")

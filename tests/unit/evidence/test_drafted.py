@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, GENERATE
 from emad_ref.evidence.study import BUDGETS
+from emad_ref.questions import emad_x4
+from emad_ref.screening.after_prompts import AfterPrompt
 from emad_ref.screening.lossless import COPIES, LENS, LOOKUP, SELF
 from tests.unit.evidence.test_beyond import answered, evidence_with, found_exit
 
 BRIEF = replace(BUDGETS["smoke"], pairs=3, batch_sizes=(1, 2), prompt_tokens=8, new_tokens=6)
 
 
+PREDICTED = [AfterPrompt(prompt, 64, 7104, 0.7, 3.0, 1e-3, fast * 1e-3) for prompt, fast in ((16, 2.5), (64, 1.5))]
+
+
 def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_path: Path) -> None:
-    evidence = evidence_with(tmp_path, found_exit())
+    screened = {"drafts": {"after": [asdict(row) for row in PREDICTED]}}
+    evidence = evidence_with(tmp_path, replace(found_exit(), screened=screened))
     evidence.subject.budget = BRIEF
     drafted = evidence.drafted
     assert list(drafted.timed) == [1, 2]
@@ -35,6 +41,8 @@ def test_every_arm_emits_the_models_own_tokens_and_a_changed_one_is_named(tmp_pa
     assert verdict.verdict == "falsified"
     assert any(leg.outcome == "falsified" and leg.name == "batch 2: timed requests" for leg in verdict.legs)
     assert {f"batch 1, against {way}" for way in (LOOKUP, SELF)} <= {leg.name for leg in verdict.legs}
+    (predicted,) = [leg for leg in verdict.legs if leg.name == emad_x4.PREDICTED]
+    assert (predicted.outcome, predicted.estimate) == ("measured", PREDICTED[0].fast), "8 tokens are nearer to 16"
 
 
 def test_of_a_way_that_copies_and_drafts_either_half_stands_beside(tmp_path: Path) -> None:

@@ -217,3 +217,10 @@ def test_parts_say_what_takes_the_time(steady):
     assert parts["fills"] == 2 * stepper.kv
     assert parts["heads"] == (1 + 3) / 2 * stepper.head  # one at the first probe; two probes and the emission
     assert parts["gates"] == parts["lens"] == 0
+
+
+def test_intervals_are_named_by_part_and_size(steady):
+    _, costs = steady
+    assert {"block 1", "block 8", "head 1", "again 4", "far", "lens", "whole"} <= set(costs.intervals)
+    assert "lens 1" not in costs.intervals
+    assert all(costs.intervals[f"block {size}"][0] <= costs.block[at] for at, size in enumerate(costs.lengths))

@@ -59,7 +59,11 @@ def test_everything_comes_back(found, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["e"]
 
 
-@pytest.mark.parametrize("drafting", [DRAFTING, Drafting(4, 2)], ids=["gated", "always"])
+@pytest.mark.parametrize(
+    "drafting",
+    [DRAFTING, Drafting(4, 2), replace(DRAFTING, copied=8), Drafting(2, 0, copied=4)],
+    ids=["gated", "always", "copies besides", "copies alone"],
+)
 def test_its_promise_and_its_way_of_drafting_come_back(found, tmp_path, drafting):
     save_exit(tmp_path / "e", replace(found, guarantee=PROMISE, drafting=drafting))
     back = load_exit(tmp_path / "e")
@@ -127,12 +131,13 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
     assert "lens.fingerprint='f00d', but expected beef of this model" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("copied", [0, 4])
 @pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--seed", "3")], ids=["greedy", "sampled"])
-def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options):
+def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options, copied):
     model.tokenizer, model.opening, model.geometry = Letters(), 0, model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
-    drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate)
+    drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
     save_exit(tmp_path / "e", replace(found, drafting=drafting))
     save_exit(tmp_path / "none", replace(found, drafting=drafting, lossy=None, why_none="no slack"))
     asked, said = ["generate", "small", "hello", "--tokens", "20", *options], []
@@ -178,6 +183,11 @@ def test_damaged_and_foreign_files_are_one_clear_error(found, tmp_path):
     shapes["typed"] = data.replace(rb"\"why_none\": \"\"", rb"\"why_none\":  17")
     shapes["lensed"] = data.replace(found.fitted.lens.digest.encode(), b"0" * 64)
     shapes["foreign"] = (tmp_path / "lens").read_bytes()
+    save_exit(tmp_path / "d", replace(found, drafting=replace(DRAFTING, copied=1000)))
+    drafted = (tmp_path / "d").read_bytes()
+    shapes["true"] = drafted.replace(rb"\"copied\": 1000", rb"\"copied\": true")
+    shapes["unsaid"] = drafted.replace(rb"\"copied\"", rb"\"capied\"")
+    assert len({data, drafted, *shapes.values()}) == 2 + len(shapes)
     for name, damaged in shapes.items():
         assert damaged != data, name
         (tmp_path / name).write_bytes(damaged)

@@ -14,7 +14,7 @@ import pytest
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.screening.bounded import CHANGED, EXCESS, LOSSES, changed, excess
-from emad_ref.screening.guarantee import Guarantee, guaranteed, require_order
+from emad_ref.screening.guarantee import SOUND, Guarantee, guaranteed, require_order
 from emad_ref.sweep.betting import betting
 from emad_ref.verdict.units import ByDocument, DocumentOf
 
@@ -220,29 +220,47 @@ def test_it_is_stored_and_read_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "expected"),
     [
-        {"loss": "regret"},
-        {"risk": 0.0},
-        {"risk": "0.01"},
-        {"error": 2.0},
-        {"documents": 3.5},
-        {"needed": "many"},
-        {"tested": []},
-        {"tested": [["strict", 0.0]]},
-        {"tested": 3},
-        {"chosen": "another"},
-        {"power": math.nan},
-        {"again": "often"},
-        {"unheard": 1},
+        ({"loss": "regret"}, "one of excess, changed"),
+        ({"loss": ["excess"]}, "one of excess, changed"),
+        ({"cap": math.inf}, "a finite number"),
+        ({"risk": 0.0}, "a number between 0 and its cap"),
+        ({"risk": "0.01"}, "a number between 0 and its cap"),
+        ({"error": 2.0}, "a number strictly between 0 and 1"),
+        ({"documents": 3.5}, "a whole number"),
+        ({"text": 5}, "a text"),
+        ({"needed": "many"}, "a whole number, or None"),
+        ({"tested": []}, "thresholds, at least one"),
+        ({"tested": [["strict", 0.0]]}, "thresholds, at least one"),
+        ({"tested": [["strict", 0.0, math.nan]]}, "thresholds, at least one"),
+        ({"tested": 3}, "thresholds, at least one"),
+        ({"chosen": "another"}, "the name of a threshold that was tested"),
+        ({"capped": None}, "a finite number"),
+        ({"power": math.nan}, "a finite number"),
+        ({"again": "often"}, "a finite number, or None"),
+        ({"unheard": 1}, "one of loss, cap"),
     ],
 )
-def test_what_is_no_guarantee_is_refused(change) -> None:
+def test_what_is_no_guarantee_is_refused_by_the_name_of_its_field(change, expected) -> None:
     about = chosen(drawn(np.random.default_rng(0), 100, (0.001, 0.004))).to_json()
-    with pytest.raises(BadArgument, match=r"^guarantee="):
+    ((name, value),) = change.items()
+    with pytest.raises(BadArgument) as refused:
         Guarantee.from_json({**about, **change})
-    with pytest.raises(BadArgument, match=r"^guarantee="):
-        Guarantee.from_json({name: value for name, value in about.items() if name != next(iter(change), "")} | change)
+    assert str(refused.value).startswith(f"guarantee.{name}={value!r}, but expected {expected}")
+    assert str(refused.value).endswith("; screen the model again")
+
+
+def test_every_field_is_asked_for_and_looked_at() -> None:
+    about = chosen(drawn(np.random.default_rng(0), 100, (0.001, 0.004))).to_json()
+    assert list(SOUND) == list(about)
+    for name in about:
+        without = {other: value for other, value in about.items() if other != name}
+        if name == "again":  # older files do without
+            assert Guarantee.from_json(without).again is None
+            continue
+        with pytest.raises(BadArgument, match=rf"^guarantee\.{name}=None, but expected to be there"):
+            Guarantee.from_json(without)
 
 
 def test_points_are_ordered_before_losses_are_seen() -> None:
