@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.record import DRAFT, VERIFY, Record
-from emad_ref.screening.predicted import Rounds
+from emad_ref.screening.predicted_rounds import Rounds
 
 
 def rounds_of(record: Record, longest: int) -> Rounds:

@@ -12,8 +12,8 @@ time    of one request at a time, against each of EMAD-F2's baselines: an inters
 
 Other ways to the same output stand beside and decide nothing: prompt lookup and assisted generation, drafts by the
 model's own head without a gate, and copies and drafts each alone, so that it shows which of them gains; and what
-screening predicted after prompts as long, where it says. Random weights
-draft as fast as trained ones and are never right: the row does not apply.
+screening predicted after prompts most like these. Random weights draft as fast as trained ones and are never right: the
+row does not apply.
 """
 
 from __future__ import annotations

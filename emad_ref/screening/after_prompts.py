@@ -19,7 +19,7 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.screening.drafts import DraftColumns, of_texts, simulated
-from emad_ref.screening.predicted import seconds_per_token_drafting
+from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
 from emad_ref.screening.timing import full_seconds
 
 

@@ -10,7 +10,7 @@ The text is the model's own greedy continuation of prompts (``own_texts``): what
 There a and the rounds are exact. Drafts after one that does not agree would be read on another text; how many of them
 there are is taken from the gates of this one. A vocabulary is what a model says most, on text that judges nothing.
 
-Which settings are worth it is arithmetic: ``Seconds`` of a token, e.g. ``screening.predicted``, of each.
+Which settings are worth it is arithmetic: ``Seconds`` of a token, e.g. ``screening.predicted_rounds``, of each.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.readout.drafts import DraftReader
 from emad_ref.record import Bools, Floats, Ints, Work
-from emad_ref.screening.predicted import Rounds
+from emad_ref.screening.predicted_rounds import Rounds
 
 LONGEST = (1, 2, 3, 4, 6, 8)
 COPIED = (0, 4, 8)

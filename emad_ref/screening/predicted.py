@@ -1,9 +1,6 @@
-"""How long a token will take, from what its parts cost: arithmetic on ``meters.costs``, nothing is run.
+"""How long a token will take at a point, from what its parts cost: arithmetic on ``meters.costs``, nothing is run.
 
-    lossy exits   step + Σ_ℓ passes through layer ℓ + heads + readings at probes + fills, a token
-    drafting      (k + 1 passes to layer e, k draft heads, gates, one pass of k + 1 tokens above e with its heads)
-                  / tokens emitted, a round; averaged over rounds by the number of their drafts k
-    copying       one pass of k + 1 tokens through all layers, with its heads, in rounds that copy k
+    a token   step + Σ_ℓ passes through layer ℓ + heads + readings at probes + fills
 
 What each schedule runs is that of its flow (``schedule``): ``monotone`` and ``positional`` leave, ``free_eager`` runs
 every block but the last, ``copying`` and ``translated`` fill K and V of the layers above an exit, ``free_deferred`` and
@@ -16,11 +13,10 @@ it of depths in order; without that exits are taken to be independent of one ano
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.point import OperatingPoint
@@ -31,24 +27,6 @@ DEFERRING = ("free_deferred", "chunked")
 FILLING = ("free_eager", "copying", "translated")
 READ = ("full", "linear")  # estimators whose readings are costed
 UNLIKELY = 1e-9  # share of passes that a tail of still longer ones may hold
-
-
-@dataclass(frozen=True, eq=False)
-class Rounds:
-    """Rounds of drafting: share of rounds with 0, 1, … ``drafts`` read after the layer, and with so many ``copies`` in
-    their place, the first of which is 0; all of them sum to 1. ``tokens`` emitted a round."""
-
-    drafts: Floats
-    tokens: float
-    copies: Floats = field(default_factory=lambda: np.zeros(1))
-
-    def __post_init__(self) -> None:
-        _require_shares("rounds.drafts and rounds.copies", np.concatenate([self.drafts, self.copies]))
-        most = max(len(self.drafts), len(self.copies))
-        if not 1 <= self.tokens <= most:
-            raise BadArgument("rounds.tokens", self.tokens, f"1–{most}", "a round emits one more at most")
-        if self.copies[0]:
-            raise BadArgument("rounds.copies", float(self.copies[0]), "0 rounds that copy nothing", "they draft")
 
 
 def shares_of(depths: Ints, layers: int) -> Floats:
@@ -108,47 +86,6 @@ def parts_of_token(
     }
 
 
-def seconds_per_token_drafting(costs: Costs, drafting: Drafting, rounds: Rounds, *, keys: float | None = None) -> float:
-    """Seconds of one emitted token where a model drafts for itself (``decoding.drafting``).
-
-    Raises:
-        BadArgument: more drafts than ``drafting`` allows; a part whose cost was not measured.
-    """
-    if len(rounds.drafts) > drafting.longest + 1:
-        raise BadArgument("rounds.drafts", len(rounds.drafts) - 1, f"at most {drafting.longest} drafts a round")
-    if len(rounds.copies) > drafting.copied + 1:
-        raise BadArgument("rounds.copies", len(rounds.copies) - 1, f"at most {drafting.copied} copies a round")
-    drafting.require(costs.layers, costs.vocabulary)
-    drafts, copies = (enumerate(shares.tolist()) for shares in (rounds.drafts, rounds.copies))
-    seconds = sum(share * seconds_of_round(costs, drafting, count, keys=keys) for count, share in drafts if share)
-    copying = sum(share * seconds_of_copies(costs, count, keys=keys) for count, share in copies if share)
-    return float(seconds + copying) / rounds.tokens
-
-
-def seconds_of_copies(costs: Costs, copies: int, *, keys: float | None = None) -> float:
-    """Seconds of a round of so many ``copies``: one pass of them and the last token through all layers."""
-    return costs.step + costs.blocks(costs.layers, copies + 1, keys) + costs.heads(copies + 1)
-
-
-def seconds_of_round(costs: Costs, drafting: Drafting, drafts: int, *, keys: float | None = None) -> float:
-    """Seconds of a round of so many ``drafts``: they and the last token go to the draft layer one by one, then on."""
-    above = costs.layers - drafting.layer
-    asked = 0 if drafting.gate is None or np.isinf(drafting.threshold) else min(drafts + 1, drafting.longest)
-    ids = drafting.vocabulary
-    drafted = costs.heads() if ids is None else costs.pruned_head(len(ids))
-    lens = 0.0 if drafting.lens is None or not drafts else costs.of("lens")
-    alone = costs.shallow(drafting.layer, keys) if drafts else costs.blocks(drafting.layer, keys=keys)
-    return (
-        costs.step
-        + drafts * costs.token
-        + (drafts + 1) * alone
-        + drafts * (drafted + lens)
-        + (asked * costs.of("gate") if asked else 0.0)
-        + costs.blocks(above, drafts + 1, keys)
-        + costs.heads(drafts + 1)
-    )
-
-
 def passes_of(depths: Iterable[Ints], layers: int, ceiling: int | None = None) -> Floats:
     """[L, longest] passes of 1, 2, … tokens through each layer, per token, where exits are deferred.
 
@@ -167,6 +104,12 @@ def passes_of(depths: Iterable[Ints], layers: int, ceiling: int | None = None) -
     for (layer, size), times in counted.items():
         passes[layer - 1, size - 1] = times
     return passes / sum(len(sequence) for sequence in sequences)
+
+
+def require_shares(name: str, shares: Floats) -> None:
+    """Raises BadArgument where ``shares`` are none: below 0, or of another sum than 1."""
+    if shares.ndim != 1 or not (shares >= 0).all() or not np.isclose(shares.sum(), 1):
+        raise BadArgument(name, shares.tolist(), "shares ≥ 0 that sum to 1")
 
 
 # ---------------------------------------------------------------- private
@@ -243,7 +186,7 @@ def _independent(share: float) -> Floats:
 def _require_point(costs: Costs, point: OperatingPoint, depth_shares: Floats) -> None:
     if point.layers != costs.layers or depth_shares.shape != (costs.layers,):
         raise BadArgument("depth_shares", depth_shares.shape, f"shape [{costs.layers}], of the layers that were timed")
-    _require_shares("depth_shares", depth_shares)
+    require_shares("depth_shares", depth_shares)
     if depth_shares[point.ceiling :].any():
         deepest = int(np.flatnonzero(depth_shares)[-1]) + 1
         raise BadArgument("depth_shares", deepest, f"no depth above the ceiling {point.ceiling}")
@@ -253,8 +196,3 @@ def _require_point(costs: Costs, point: OperatingPoint, depth_shares: Floats) ->
     if point.probes and (point.estimator.kind not in READ or point.confidence is not None):
         found = "a confidence" if point.confidence is not None else point.estimator.name
         raise BadArgument("point.estimator", found, f"one whose cost is measured ({', '.join(READ)})")
-
-
-def _require_shares(name: str, shares: Floats) -> None:
-    if shares.ndim != 1 or not (shares >= 0).all() or not np.isclose(shares.sum(), 1):
-        raise BadArgument(name, shares.tolist(), "shares ≥ 0 that sum to 1")

@@ -31,16 +31,16 @@ def recommended(
     oracles: Sequence[Slack],
     proven: Certified | None,
     judged: Sequence[Reached],
-    reach: Sequence[Row],
+    within_reach: Sequence[Row],
     rise: float,
     inconclusive: str,
     documents: int,
 ) -> Recommended:
     """The first of ``judged`` that evaluation confirms and that is worth it, or why none is.
 
-    ``reach``: the most that each family could save with any number of documents (``within_reach``). ``inconclusive``:
-    why nothing can be recommended on so little text, or "". ``documents``: of evaluation; what no text could change is
-    said on ``FEWEST`` of them.
+    ``within_reach``: the most that each family could save with any number of documents. ``inconclusive``: why nothing
+    can be recommended on so little text, or "". ``documents``: of evaluation; what no more of them could change is said
+    on ``FEWEST``.
     """
     if inconclusive and documents < FEWEST:
         return _none(inconclusive)
@@ -52,7 +52,7 @@ def recommended(
             f"{oracle}, deciding not charged"
         )
     room = f"a rule that knew would save {oracle}"
-    never = _never(reach, rise, documents)
+    never = _never(within_reach, rise, documents)
     if never and (inconclusive or documents < ENOUGH):
         return _none(f"{never}; {room}")
     if inconclusive:
@@ -84,9 +84,9 @@ def _against(row: Reached, rise: float) -> str:
     return ""
 
 
-def _never(reach: Sequence[Row], rise: float, documents: int) -> str:
+def _never(within_reach: Sequence[Row], rise: float, documents: int) -> str:
     """Why more documents could not change that nothing is worth it; "" where they could."""
-    found = [row for row in reach if isinstance(row, Reached)]
+    found = [row for row in within_reach if isinstance(row, Reached)]
     least = f"on {documents} documents, {WORTH:.0%} is the least, and more documents would not change it"
     if not found:
         return f"not worth it: no rule of ours saves anything at {rise:.1%} more perplexity {least}"

@@ -48,8 +48,8 @@ PROFILED = 100  # windows, for EMAD's profile
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``reach``: the most
-    that families could save with any number of documents.
+    """Everything that a screening found. ``decoded``: rows of what was decoded on evaluation text; ``within_reach``:
+    the most that families could save with any number of documents.
 
     ``expected``, ``seconds``: phase → what it was predicted to take here, and what it took.
     """
@@ -61,7 +61,7 @@ class Found:
     evaluated: Traced
     slack: list[Slack]
     reached: list[Row]
-    reach: list[Row]
+    within_reach: list[Row]
     states: StateTranslators | None
     certified: Certified | None
     decoded: list[Reached]
@@ -100,7 +100,7 @@ def screen(model: Loaded, settings: Settings, *, progress: bool = False) -> Exit
         raise BadArgument("model", model.name, "a model of at least 2 layers", "there is nothing to leave before")
     found = investigate(model, settings, progress=progress)
     few, documents = too_few(found.texts), found.evaluated.text.count
-    said = recommended(found.slack, found.certified, found.decoded, found.reach, settings.rise, few, documents)
+    said = recommended(found.slack, found.certified, found.decoded, found.within_reach, settings.rise, few, documents)
     record = screened_json(found, said)
     signs = found.certified.signs if found.certified is not None and said.guarantee is not None else None
     named = None if said.lossy is None else said.lossy.translators

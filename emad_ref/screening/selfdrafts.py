@@ -23,7 +23,7 @@ from emad_ref.models.loading import Loaded
 from emad_ref.screening.after_prompts import AfterPrompt, after_prompts
 from emad_ref.screening.draft_lens import STEPS, draft_layers, fit_draft_lens
 from emad_ref.screening.drafts import choices, draft_columns, gate_after, own_texts, vocabularies
-from emad_ref.screening.predicted import seconds_per_token_drafting
+from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text, Texts
 from emad_ref.screening.timing import unsound

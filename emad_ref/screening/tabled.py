@@ -53,7 +53,7 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
         },
         "slack": [asdict(each) | _bounds(each.low, each.high) for each in found.slack],
         "reached": _rows(found.reached),
-        "reach": _rows(found.reach),
+        "within_reach": _rows(found.within_reach),
         "decoded": _rows(found.decoded),
         "certified": None
         if proven is None

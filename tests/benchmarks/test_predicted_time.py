@@ -24,7 +24,8 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.screening.costing import measure_costs
-from emad_ref.screening.predicted import passes_of, seconds_per_token, seconds_per_token_drafting, shares_of
+from emad_ref.screening.predicted import passes_of, seconds_per_token, shares_of
+from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
 from tests.lenses import attached
 from tests.rounds import rounds_of
 

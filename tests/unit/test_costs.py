@@ -12,15 +12,8 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.errors import BadArgument
 from emad_ref.meters.costs import Costs
 from emad_ref.point import Estimator, OperatingPoint, full_depth
-from emad_ref.screening.predicted import (
-    Rounds,
-    parts_of_token,
-    passes_of,
-    seconds_of_round,
-    seconds_per_token,
-    seconds_per_token_drafting,
-    shares_of,
-)
+from emad_ref.screening.predicted import parts_of_token, passes_of, seconds_per_token, shares_of
+from emad_ref.screening.predicted_rounds import Rounds, seconds_of_round, seconds_per_token_drafting
 
 LAYERS = 4
 COSTS = Costs(

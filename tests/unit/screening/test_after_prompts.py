@@ -15,7 +15,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.screening.after_prompts import AfterPrompt, after_prompts, nearest, read_after_prompts
 from emad_ref.screening.costing import measure_costs
 from emad_ref.screening.drafts import DraftColumns, of_texts, simulated
-from emad_ref.screening.predicted import seconds_per_token_drafting
+from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
 from emad_ref.screening.selfdrafts import SelfDrafting
 from emad_ref.screening.timing import full_seconds
 from tests.ticking import ticking

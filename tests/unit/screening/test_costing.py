@@ -15,13 +15,8 @@ from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, trunc
 from emad_ref.protocol import Prompt
 from emad_ref.screening import costing
 from emad_ref.screening.costing import FEWEST_LAPS, measure_costs
-from emad_ref.screening.predicted import (
-    parts_of_token,
-    passes_of,
-    seconds_per_token,
-    seconds_per_token_drafting,
-    shares_of,
-)
+from emad_ref.screening.predicted import parts_of_token, passes_of, seconds_per_token, shares_of
+from emad_ref.screening.predicted_rounds import seconds_per_token_drafting
 from tests.rounds import rounds_of
 from tests.small import LAYERS, VOCABULARY
 from tests.ticking import ticking

@@ -144,7 +144,7 @@ def test_what_is_within_reach_is_no_less_than_what_is_reached(found):
     reached = {
         (row["readout"], row["family"], row["depth"]): row["net"] for row in record["reached"] if row["level"] == 0.01
     }
-    reach = {(row["readout"], row["family"], row["depth"]): row for row in record["reach"]}
+    reach = {(row["readout"], row["family"], row["depth"]): row for row in record["within_reach"]}
     assert list(reach) == list(reached)
     assert any(row["net"] for row in reach.values()), "otherwise nothing is compared"
     for name, row in reach.items():
