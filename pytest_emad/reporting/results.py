@@ -71,7 +71,6 @@ class Results:
         kinds: dict[str, list[Any]] = {
             CLAIM: self.claims,
             NOTE: self.notes,
-            MODEL: self.models,
             GOLDEN: self.goldens,
             KNOWN: self.known,
             TABLE: self.tables,
@@ -79,10 +78,20 @@ class Results:
         for kind, value in read_properties(properties):
             if kind == POINT:
                 self._take_point(value)
+            elif kind == MODEL:
+                self._take_model(value)
             elif kind == AUDIT:
                 self.audits.append({"test": nodeid} | value)
             elif value not in kinds[kind]:
                 kinds[kind].append(value)
+
+    def _take_model(self, facts: dict[str, Any]) -> None:
+        """One row per model: by what it was walked is known once a test has walked it, and may change."""
+        for row in self.models:
+            if row | {"ran": None} == facts | {"ran": None}:
+                row |= facts
+                return
+        self.models.append(facts)
 
     def _take_point(self, values: dict[str, Any]) -> None:
         """One row per model and name: quality and time of a point are measured by different tests."""
