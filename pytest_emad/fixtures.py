@@ -64,12 +64,14 @@ def emad_known(emad_settings: Settings, emad_goldens: Goldens) -> KnownVerdicts:
 @pytest.fixture
 def emad_record(
     request: pytest.FixtureRequest, emad_settings: Settings, emad_goldens: Goldens, emad_known: KnownVerdicts
-) -> Recorder:
+) -> Iterator[Recorder]:
     """Puts verdicts, operating points, goldens and notes on record; fails the test where a gate says so.
 
-    Which models the test is about is on record from the start, and in the provenance of what it stores.
+    Which models the test is about is on record from the start, and in the provenance of what it stores; by what they
+    ran, at its end.
     """
-    models = [loaded.facts for loaded in _models_of(request)]
+    asked_for = _models_of(request)
+    models = [loaded.facts for loaded in asked_for]
     record = Recorder(
         request.node.user_properties,
         emad_settings,
@@ -80,7 +82,10 @@ def emad_record(
     )
     for facts in models:
         record.model(facts)
-    return record
+    yield record
+    for loaded, facts in zip(asked_for, models, strict=True):
+        if loaded.facts != facts:
+            record.model(loaded.facts)
 
 
 def _models_of(request: pytest.FixtureRequest) -> list[Loaded]:

@@ -98,7 +98,8 @@ def graphs(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]
     loaded = load(model, device=device, dtype=getattr(torch, dtype))
     captured = loaded.stepper
     if not isinstance(captured, CausalStepper) or not captured.captures:
-        raise Unsupported(f"no step of {model} is captured on {device}: it runs by {loaded.facts['backend']}")
+        ran = captured.backend if isinstance(captured, CausalStepper) else loaded.provenance["backend"]
+        raise Unsupported(f"no step of {model} is captured on {device}: it runs by {ran}")
     eager, full = CausalStepper(loaded.model, backend=EAGER), full_depth(captured.layers)
     decoders = {"captured": WalkedDecoder(captured, full), "eager": WalkedDecoder(eager, full)}
     rng, length = np.random.default_rng(seed), min(CHECKED, captured.max_positions)
@@ -109,13 +110,13 @@ def graphs(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]
     arms |= {name: partial(_requested, decoder, prompt) for name, decoder in decoders.items()}
     seconds = paired(arms, TIMED, rng, warm_up=2, synchronize=decoders["captured"].synchronize).seconds
     if not captured.captures:
-        raise Unsupported(f"captures were given up on {device}: {loaded.facts['backend']}")
+        raise Unsupported(f"captures were given up on {device}: {captured.backend}")
     ratios = {name: total_ratio(ByPair(seconds[name]), ByPair(seconds["captured"])) for name in ("eager", "generate")}
     return {
         "largest difference": float(difference.max()),
         "bound": tolerance(loaded.geometry.family, dtype, device),
         "tokens": length,
-        "backend": loaded.facts["backend"],
+        "backend": captured.backend,
         **{f"{name}, seconds a token": float(np.median(each)) / NEW for name, each in seconds.items()},
         **{f"captured against {name}": [each.value, each.low, each.high] for name, each in ratios.items()},
         "pairs": TIMED,

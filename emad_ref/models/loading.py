@@ -124,12 +124,14 @@ class Loaded:
     def facts(self) -> dict[str, Any]:
         """What a report and a golden say of the model, plain JSON values: which it is, and ``provenance``.
 
-        ``backend``: what runs, once the model has been walked: graphs may have been asked for and refused.
+        ``ran``: by what it was walked, where its stepper says more than the backend that was asked for.
         """
-        walked = vars(self).get("stepper")
+        stepper = vars(self).get("stepper")
+        asked = self.provenance["backend"]
+        ran = stepper.backend if isinstance(stepper, CausalStepper) else asked
         return {
             **self.provenance,
-            "backend": walked.backend if isinstance(walked, CausalStepper) else self.provenance["backend"],
+            **({} if ran == asked else {"ran": ran}),
             "name": self.name,
             "fingerprint": self.fingerprint,
             "layers": self.geometry.layers,

@@ -23,6 +23,7 @@ from emad_ref.verdict.claims import load_register
 
 OF_MACHINES = ("platform", "machine", "torch_threads")  # of provenance: each part has its own
 OF_PARTS = ("started", "duration_s", "exit_status")  # of run
+RAN = "ran"  # of a model: by what its steps ran, where that is more than the backend asked for
 LISTS = ("claims", "tables", "goldens", "known")  # of facts, which several tests may record alike
 
 
@@ -91,6 +92,19 @@ def add_point(points: list[dict[str, Any]], values: Mapping[str, Any]) -> None:
     points.append(dict(values))
 
 
+def add_model(models: list[dict[str, Any]], facts: dict[str, Any]) -> None:
+    """One row per model: by what it was walked is known once a test has walked it, and may change."""
+    for row in models:
+        if _lasting(row) == _lasting(facts):
+            row |= facts
+            return
+    models.append(dict(facts))
+
+
+def _lasting(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in facts.items() if name != RAN}
+
+
 # ---------------------------------------------------------------- what parts share
 
 
@@ -100,7 +114,7 @@ def _shared(report: Report) -> dict[str, Any]:
     given = {"exit": None, "extensions": None} | report["provenance"]
     made = {name: value for name, value in given.items() if name not in OF_MACHINES}
     run = {name: report["run"][name] for name in ("addopts", "claims_file", "project")}
-    weights = {f"model {facts['name']}": facts for facts in report["models"] if len(facts) > 1}
+    weights = {f"model {facts['name']}": _lasting(facts) for facts in report["models"] if len(facts) > 1}
     decoders = [(provider["plugin"], provider["foreign"]) for provider in report["decoder"]["providers"]]
     return {"schema": report["schema"], **settings, **made, **run, **weights, "decoders": decoders}
 
@@ -134,7 +148,9 @@ def _require_apart(parts: Mapping[str, Report], what: str, named: Callable[[Mapp
 
 def _models(reports: Sequence[Report]) -> list[Any]:
     """Of a model that some part describes, no bare name of another part."""
-    listed = facts(model for report in reports for model in report["models"])
+    listed: list[dict[str, Any]] = []
+    for model in (model for report in reports for model in report["models"]):
+        add_model(listed, model)
     described = {model["name"] for model in listed if len(model) > 1}
     return [model for model in listed if len(model) > 1 or model["name"] not in described]
 

@@ -68,7 +68,6 @@ class Results:
         kinds: dict[str, list[Any]] = {
             CLAIM: self.claims,
             NOTE: self.notes,
-            MODEL: self.models,
             GOLDEN: self.goldens,
             KNOWN: self.known,
             TABLE: self.tables,
@@ -78,6 +77,10 @@ class Results:
                 from emad_ref.report.parts import add_point  # not at the start of every run
 
                 add_point(self.points, value)
+            elif kind == MODEL:
+                from emad_ref.report.parts import add_model
+
+                add_model(self.models, value)
             elif kind == AUDIT:
                 self.audits.append({"test": nodeid} | value)
             elif value not in kinds[kind]:
