@@ -39,18 +39,18 @@ def status(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    started = _opened(descendants(process.pid))
+    started: dict[int, int] = {}
     try:
+        started |= _opened(descendants(process.pid))
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
         started |= _opened(descendants(process.pid) - set(started))
+    finally:
         process.kill()
         for descriptor in started.values():
             with suppress(ProcessLookupError):  # it has gone by itself
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    finally:
-        for descriptor in started.values():
             os.close(descriptor)
         process.wait()
 

@@ -26,6 +26,7 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.meters.energy import Counter, Energies, Unmeasured, nvml, paired
 from emad_ref.meters.instrument import counted_over_polled, refresh_seconds
 from emad_ref.meters.rapl import rapl
+from emad_ref.meters.zeus import counted_over_zeus
 from emad_ref.models.stepper import Stepper
 from emad_ref.protocol import Decoder
 from emad_ref.questions.asking import Answer, Asked, Question
@@ -35,7 +36,9 @@ from emad_ref.verdict.times import ratio_within
 from emad_ref.verdict.units import ByPair
 
 SMOKE_PAIRS = 6  # of windows of five seconds; thirty, which decide, take minutes that the smallest budget has not
-HALF = 2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
+HALF = (
+    2  # as many pairs of requests make a pair of windows, which holds dozens of them: ``standard`` takes half an hour
+)
 ARMS = ("full", "adaptive")  # in the order of ``Joules``
 ALONE = "in this process alone (another on the device spoils a window)"
 
@@ -162,6 +165,9 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
             return refresh
         at_full = arm(full)
         agreement = counted_over_polled(counter, lambda request: at_full(-1, request), synchronize=full.synchronize)
+        place = subject.stepper.device
+        gpu = None if place.type == "cpu" else place.index or 0
+        beside = counted_over_zeus(counter, lambda request: at_full(-1, request), gpu, synchronize=full.synchronize)
         energies = paired(
             {"full": at_full, "adaptive": arm(adaptive)},
             pairs,
@@ -169,16 +175,23 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
             counter,
             synchronize=full.synchronize,
         )
-    return energies if isinstance(energies, Unmeasured) else checked(energies, refresh, agreement)
+    return energies if isinstance(energies, Unmeasured) else checked(energies, refresh, agreement, beside)
 
 
-def checked(energies: Energies, refresh_s: float, agreement: float | Unmeasured) -> Energies:
-    """With what is known of the instrument: how often it moves, and how it stands to the power beside it."""
+def checked(
+    energies: Energies, refresh_s: float, agreement: float | Unmeasured, zeus: float | Unmeasured | None = None
+) -> Energies:
+    """With what is known of the instrument: how often it moves, and how it stands to the power beside it, and to what
+    Zeus reads where it is installed."""
     if isinstance(agreement, Unmeasured):
-        said = f"no self-check: {agreement.reason}"
+        said = [f"no self-check: {agreement.reason}"]
     else:
-        said = f"counted over integrated power: {agreement:.2f}"
-    return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, said))
+        said = [f"counted over integrated power: {agreement:.2f}"]
+    if isinstance(zeus, Unmeasured):
+        said.append(f"Zeus says nothing: {zeus.reason}")
+    elif zeus is not None:
+        said.append(f"counted over Zeus: {zeus:.2f}")
+    return replace(energies, refresh_s=refresh_s, caveats=(*energies.caveats, *said))
 
 
 QUESTION = Question(

@@ -141,6 +141,9 @@ def test_time_needs_no_score_and_decides_nothing_without_one() -> None:
     arms = ("large", "EAD", "speculative", "assisted", "prompt lookup")
     assert [leg.name for leg in speeds] == [f"{arm}: tokens per second" for arm in arms]
     assert alike.timing.rule == alike.rules.nearest(alike.timing.task, 0.415)
+    (note,) = answer.exhibits.notes
+    assert note.startswith("emad-nano + emad-tiny: timed large, speculative, EAD, assisted, prompt lookup, ")
+    assert note.endswith("30 pairs in this process alone (the budget smoke starts no others)")
 
 
 # ------------------------------------------------------------ rules that no simulation of one truth shows
