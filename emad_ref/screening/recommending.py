@@ -12,6 +12,7 @@ from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.slack import Slack, ceiling_at
 from emad_ref.screening.texts import ENOUGH, FEWEST
 from emad_ref.sweep.ceilings import SLACK
+from emad_ref.verdict.interval import Estimate
 
 WORTH = 0.05  # net, its lower bound: below it no changed output is worth what was saved
 ONE_SIDED = 0.05
@@ -51,12 +52,13 @@ def recommended(
             f"no slack: leave this model alone; even a rule that knew how far every readout is from the end would save "
             f"{oracle}, deciding not charged"
         )
-    room = f"a rule that knew would save {oracle}"
-    never = _never(within_reach, rise, documents)
-    if never and (inconclusive or documents < ENOUGH):
-        return _none(f"{never}; {room}")
+    best = max((row for row in within_reach if isinstance(row, Reached)), key=lambda row: row.net.high, default=None)
+    knew = f"a rule that knew would save {oracle}"
+    if (best is None or best.net.high < WORTH) and (inconclusive or documents < ENOUGH):
+        return _none(f"{_never(best, rise, documents)}; {knew}")
+    room = f"{knew}, ours {'nothing' if best is None else 'at most ' + _saved(best.net)}"
     if inconclusive:
-        return _none(inconclusive)
+        return _none(f"{inconclusive}; {room}")
     if proven is None or not judged:
         return _none(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
     against = [_against(row, rise) for row in judged]
@@ -84,21 +86,21 @@ def _against(row: Reached, rise: float) -> str:
     return ""
 
 
-def _never(within_reach: Sequence[Row], rise: float, documents: int) -> str:
-    """Why more documents could not change that nothing is worth it; "" where they could."""
-    found = [row for row in within_reach if isinstance(row, Reached)]
-    least = f"on {documents} documents, {WORTH:.0%} is the least, and more documents would not change it"
-    if not found:
-        return f"not worth it: no rule of ours saves anything at {rise:.1%} more perplexity {least}"
-    best = max(found, key=lambda row: row.net.high)
-    if best.net.high >= WORTH:
-        return ""
-    saved = _share(best.net.value, best.net.low, best.net.high)
-    return f"not worth it: no rule of ours saves more than {saved} at {rise:.1%} more perplexity {least}"
+def _never(best: Reached | None, rise: float, documents: int) -> str:
+    """That nothing is worth it, and that more documents would not change it."""
+    saved = "anything" if best is None else f"more than {_saved(best.net)}"
+    return (
+        f"not worth it: no rule of ours saves {saved} at {rise:.1%} more perplexity on {documents} documents, "
+        f"{WORTH:.0%} is the least, and more documents would not change it"
+    )
 
 
 def _reached(row: Reached) -> str:
-    return f"{_share(row.net.value, row.net.low, row.net.high)} at {row.rise.value:+.2%} perplexity"
+    return f"{_saved(row.net)} at {row.rise.value:+.2%} perplexity"
+
+
+def _saved(net: Estimate) -> str:
+    return _share(net.value, net.low, net.high)
 
 
 def _share(value: float, low: float, high: float) -> str:

@@ -148,21 +148,21 @@ def investigate(model: Loaded, settings: Settings, *, progress: bool = False) ->
     costs = run("costs", lambda name: timed(model, fitted, states, evaluated, rows, judged, settings, name))
     drafts = run("drafts", lambda _: self_drafting(model, texts, fitted, costs.costs, settings))
     return Found(
-        model,
-        settings,
-        texts,
-        fitted,
-        evaluated,
-        oracles,
-        rows,
-        reach,
-        states,
-        proven,
-        judged,
-        costs,
-        drafts,
-        ahead,
-        run.seconds,
+        model=model,
+        settings=settings,
+        texts=texts,
+        fitted=fitted,
+        evaluated=evaluated,
+        slack=oracles,
+        reached=rows,
+        within_reach=reach,
+        states=states,
+        certified=proven,
+        decoded=judged,
+        timed=costs,
+        drafts=drafts,
+        expected=ahead,
+        seconds=run.seconds,
     )
 
 
