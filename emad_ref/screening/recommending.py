@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from emad_ref.point import OperatingPoint
 from emad_ref.screening.decoding import Certified
@@ -61,10 +62,11 @@ def recommended(
         return _none(f"{inconclusive}; {room}")
     if proven is None or not judged:
         return _none(f"no rule of ours is sure to stay below {rise:.1%} more perplexity and saves anything; {room}")
-    against = [_against(row, rise) for row in judged]
-    if all(against):
-        return _none(f"{against[0]}; {room}")
-    row = judged[against.index("")]
+    # a next point is asked only where the one before is confirmed, and saves too little: none is looked for by luck
+    confirmed = list(takewhile(lambda row: not _unconfirmed(row, rise), judged))
+    row = next((row for row in confirmed if row.net.low >= WORTH), judged[0])
+    if against := _unconfirmed(row, rise) or _too_little(row):
+        return _none(f"{against}; {room}")
     promise = proven.promise if proven.promise.chosen == row.point.name else None
     unpromised = "" if promise is not None or proven.promised is None else "Nothing is promised of it, but of another: "
     name = f"{row.family.readout}, {row.family.name}, free depth, {row.point.name} after layers {_listed(row.point)}"
@@ -72,8 +74,8 @@ def recommended(
     return Recommended(row.point, "", promise, said)
 
 
-def _against(row: Reached, rise: float) -> str:
-    """What speaks against a point; "" where nothing does."""
+def _unconfirmed(row: Reached, rise: float) -> str:
+    """Why evaluation does not confirm a point; "" where it does."""
     if row.rise.n < ENOUGH:
         return (
             f"inconclusive: {row.point.name} saves {_reached(row)}, but on {row.rise.n} documents; {ENOUGH} are the "
@@ -81,9 +83,13 @@ def _against(row: Reached, rise: float) -> str:
         )
     if row.rise.p_below > ONE_SIDED:
         return f"evaluation does not confirm {row.point.name}: {_reached(row)}, at most {rise:.1%} allowed"
-    if row.net.low < WORTH:
-        return f"not worth it: {row.point.name} saves {_reached(row)}, {WORTH:.0%} is the least"
     return ""
+
+
+def _too_little(row: Reached) -> str:
+    """That a point saves too little; "" where it does not."""
+    worth = row.net.low >= WORTH
+    return "" if worth else f"not worth it: {row.point.name} saves {_reached(row)}, {WORTH:.0%} is the least"
 
 
 def _never(best: Reached | None, rise: float, documents: int) -> str:

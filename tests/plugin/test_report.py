@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from pytest_emad.reporting.results import Results
+from emad_ref.report.parts import add_model
 from tests.plugin.conftest import Run, report_of, unwrapped
 
 SUITE = """
@@ -376,10 +376,10 @@ def test_a_run_of_others_tests_adds_nothing_to_the_job_summary(
 
 def test_a_model_that_has_been_walked_stays_one_row():
     """By what it ran is said once a test has walked it, and may be taken back."""
-    results, asked = Results(), {"name": "m", "backend": "fast"}
+    models, asked = [], {"name": "m", "backend": "fast"}
     captured, refused = (asked | {"ran": f"fast, {said}"} for said in ("captured graphs", "nothing captured: no"))
     for facts in (asked, captured, asked, asked | {"backend": "eager"}):
-        results._take_model(dict(facts))
-    assert results.models == [captured, asked | {"backend": "eager"}]
-    results._take_model(refused)
-    assert results.models[0] == refused
+        add_model(models, facts)
+    assert models == [captured, asked | {"backend": "eager"}]
+    add_model(models, refused)
+    assert models[0] == refused

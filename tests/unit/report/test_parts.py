@@ -82,6 +82,14 @@ def test_a_model_that_a_part_only_names_is_described_by_another() -> None:
     assert [model["fingerprint"] for model in found["models"]] == ["f00d"]
 
 
+def test_by_what_a_model_was_walked_is_known_of_one_part_and_told_once() -> None:
+    """A part that walked it says so; the others agree with that part all the same."""
+    facts = {"name": "m", "fingerprint": "f00d"}
+    walked = part("EMAD-F2", "cost/test_b.py", models=[facts | {"ran": "fast, captured graphs"}])
+    found = put_together({"claims": part("EMAD-E1", "claims/test_a.py", models=[facts]), "cost": walked}, ASKED, [])
+    assert found["models"] == [facts | {"ran": "fast, captured graphs"}]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
