@@ -22,7 +22,7 @@ import pytest
 
 from emad_ref.errors import EmadError
 from emad_ref.wire.address import Server
-from pytest_emad import backends, bounded, progress
+from pytest_emad import backends, progress
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ def _without(config: pytest.Config) -> str:
 
 def _start(config: pytest.Config, task: Path, output: Path, seconds: float) -> int:
     """With this run's import path, whoever started it."""
+    from emad_ref.workers import bounded  # of runs that race, not of every run's start
+
     task.with_name(PROVIDERS).write_text(json.dumps(_providers(config)), encoding="utf-8")
     given = config.invocation_params
     path = json.dumps([entry or str(given.dir) for entry in sys.path])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_emad import bounded
+from emad_ref.workers import bounded
 
 STARTS = """
 import signal, subprocess, sys, time
