@@ -90,9 +90,6 @@ class CausalStepper:
             (self._state_of(block), Station(kind, device_of(f"layer {number}", block) or self.device))
             for number, (block, kind) in enumerate(zip(blocks, layer_kinds(config), strict=True), start=1)
         ]
-        # one object for each, so that a walk sees by identity where it changes
-        one_of = {station: station for _, station in self._blocks}
-        self._blocks = [(block, one_of[station]) for block, station in self._blocks]
         # a step for each block that has one; without it a block keeps its own forward
         self._steps = [fused(block, self.kernel) if backend != WALKED else None for block, _ in self._blocks]
         self.stations: tuple[Station, ...] = tuple(dict.fromkeys(station for _, station in self._blocks))
@@ -200,7 +197,7 @@ class CausalStepper:
                 return replayed
         here: Station | None = None
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
-            if station is not here:  # looked up where it changes: in a small model every call counts
+            if station != here:  # looked up where it changes: in a small model every call counts
                 here, hidden, given = station, to_device(hidden, station.device), None
             if step is None or cache is None:
                 hidden = block(hidden, **prepared.arguments(station))
