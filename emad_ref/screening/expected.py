@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from emad_ref.calibration.trace import take_trace
 from emad_ref.calibration.tuning import LensPlan, fit_lens
 from emad_ref.models.loading import Loaded
-from emad_ref.models.stepper import Stepper
-from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.screening.costing import SECONDS
 from emad_ref.screening.decoding import ROWS, STRICTNESS, decoded
 from emad_ref.screening.draft_lens import STEPS, draft_layers
 from emad_ref.screening.fitting import lens_plan
+from emad_ref.screening.laps import idle_gate, never_left
 from emad_ref.screening.selfdrafts import written_batches
 from emad_ref.screening.settings import Settings
 from emad_ref.screening.texts import Text, Texts
@@ -42,7 +41,8 @@ def expected(model: Loaded, texts: Texts, settings: Settings) -> dict[str, float
     few = text.first(WINDOWS)
     token = _seconds(lambda: take_trace(model.stepper, few.windows, divergence=True)) / few.tokens
     fed = text.first(ROWS)  # whole: a step takes longer the more there is to look back on
-    point = asked(model.stepper, plan.layers)
+    probes = tuple(plan.layers[::2])
+    point = never_left("asked", model.stepper.layers, probes, idle_gate(model.stepper, len(probes)))
     step = _seconds(lambda: decoded(model, fed, [point])) / fed.lengths.max()
     passes = math.ceil(len(text.windows) / ROWS) * (len(STRICTNESS) + BESIDE)
     found = {
@@ -59,14 +59,6 @@ def told(seconds: dict[str, float]) -> str:
     """The same in a sentence."""
     phases = ", ".join(f"{phase} {spent:.0f} s" for phase, spent in seconds.items())
     return f"predicted: about {sum(seconds.values()) / 60:.1f} minutes ({phases}); with fewer --documents less"
-
-
-def asked(stepper: Stepper, layers: Sequence[int]) -> OperatingPoint:
-    """Full depth, a linear gate asked after every second of ``layers``, which never fires."""
-    probes = tuple(layers[::2])
-    gate = Estimator("linear", weights=((0.0,) * (stepper.unembedding.shape[1] + 1),) * len(probes))
-    never = ((-math.inf,) * len(probes),)
-    return OperatingPoint("asked", "never", stepper.layers, stepper.layers, probes, never, estimator=gate)
 
 
 def _fitting(model: Loaded, plan: LensPlan, text: Text) -> float:

@@ -207,7 +207,7 @@ class Course:
 
     @cached_property
     def _gate(self) -> Reader:
-        return reader_of(self.stepper, self._linear(1), (1,))
+        return reader_of(self.stepper, idle_gate(self.stepper, 1), (1,))
 
     @cached_property
     def _decoders(self) -> dict[Kind, WalkedDecoder]:
@@ -216,10 +216,9 @@ class Course:
         layers, stepper = self.stepper.layers, self.stepper if self.brief else hollow(self.stepper)
         full = full_depth(layers)
         decoders = {Kind.WHOLE: WalkedDecoder(self.stepper, full), Kind.LOOP: WalkedDecoder(stepper, full)}
-        for kind, estimator in ((Kind.PROBING, Estimator()), (Kind.GATING, self._linear(len(self.probes)))):
-            never = ((-math.inf,) * len(self.probes),)
-            point = OperatingPoint(kind, "never", layers, layers, self.probes, never, estimator=estimator)
-            decoders[kind] = WalkedDecoder(stepper, point)
+        gate = idle_gate(self.stepper, len(self.probes))
+        for kind, estimator in ((Kind.PROBING, Estimator()), (Kind.GATING, gate)):
+            decoders[kind] = WalkedDecoder(stepper, never_left(kind, layers, self.probes, estimator))
         return decoders
 
     @property
@@ -232,8 +231,16 @@ class Course:
         """Layers after which the decoders without passes read."""
         return tuple(range(1, self.stepper.layers))[:MOST_PROBES]
 
-    def _linear(self, probes: int) -> Estimator:
-        return Estimator("linear", weights=((0.0,) * (self.stepper.unembedding.shape[1] + 1),) * probes)
+
+def idle_gate(stepper: Stepper, probes: int) -> Estimator:
+    """A linear gate at so many probes, which costs what one does and says nothing."""
+    return Estimator("linear", weights=((0.0,) * (stepper.unembedding.shape[1] + 1),) * probes)
+
+
+def never_left(name: str, layers: int, probes: tuple[int, ...], estimator: Estimator) -> OperatingPoint:
+    """Full depth, ``estimator`` asked after each of ``probes``, which never fires."""
+    never = ((-math.inf,) * len(probes),)
+    return OperatingPoint(name, "never", layers, layers, probes, never, estimator=estimator)
 
 
 def _steady(turns: list[dict[Part, float]]) -> dict[Part, float]:
