@@ -22,6 +22,7 @@ from contextvars import ContextVar
 from functools import cached_property
 
 from emad_ref.models.again import Whence
+from emad_ref.models.layout import lay_out
 from emad_ref.models.loading import Loaded
 from emad_ref.models.seal import Meddled, Seal, Surroundings
 from emad_ref.protocol import ModelRef
@@ -119,5 +120,6 @@ def copied(loaded: Loaded) -> Loaded:
     Its stepper is not checked again: the judge's was, or could not be (quantised weights).
     """
     again = dataclasses.replace(loaded, model=copy.deepcopy(loaded.model))
+    lay_out(again.model)  # a copy has the strides, not the pages
     again.__dict__["stepper"] = type(loaded.stepper)(again.model, check=False)  # type: ignore[call-arg]  # both take it
     return again

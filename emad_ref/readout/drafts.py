@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from emad_ref.errors import BadArgument
-from emad_ref.models.layout import columns_first
+from emad_ref.models.layout import laid_out
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
 from emad_ref.readout.linear import linear_probe
@@ -84,7 +84,7 @@ def _as_one(translator: Translator) -> Tensor | None:
     if translator.rank is not None:
         return None
     (matrix,) = translator.factors
-    return columns_first(matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
+    return laid_out(matrix + torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device))
 
 
 def _rows_of(stepper: Stepper, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -93,4 +93,4 @@ def _rows_of(stepper: Stepper, ids: Tensor | None) -> tuple[Tensor, Tensor | Non
     bias = None if bias is None else bias.detach()
     if ids is None:
         return weight, bias
-    return columns_first(weight.index_select(0, ids)), None if bias is None else bias.index_select(0, ids)
+    return laid_out(weight.index_select(0, ids)), None if bias is None else bias.index_select(0, ids)

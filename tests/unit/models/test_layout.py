@@ -1,4 +1,4 @@
-"""Weights lie by columns after loading: the same numbers under other strides, embeddings and their heads left alone."""
+"""Weights lie along their longer side after loading, large ones on large pages: the same numbers, other strides."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from emad_ref.models.layout import columns_first, lay_out
+from emad_ref.models.layout import LARGE, PAGE, laid_out, lay_out
 from emad_ref.models.loading import fingerprint_of, load
 from tests.small import small_model
 
@@ -20,9 +20,9 @@ def linear(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
 
 
-def by_columns(weight: torch.Tensor) -> bool:
-    rows, _ = weight.shape
-    return weight.stride() == (1, rows)
+def along_its_longer_side(weight: torch.Tensor) -> bool:
+    out, wide = weight.shape
+    return weight.stride() == ((1, out) if out >= wide else (wide, 1))
 
 
 @pytest.fixture(params=["llama", "llama3", "gpt2"], ids=["apart", "tied", "no linear layer but the head, tied"])
@@ -34,13 +34,14 @@ def both(request):
     return plain, laid
 
 
-def test_a_loaded_model_has_every_linear_weight_by_columns_and_its_embeddings_by_rows():
+def test_a_loaded_model_has_every_linear_weight_along_its_longer_side_and_its_embeddings_by_rows():
     model = load("emad-nano").model
-    assert all(by_columns(module.weight) for module in linear(model).values())
+    weights = [module.weight for module in linear(model).values()]
+    assert all(along_its_longer_side(weight) for weight in weights)
+    assert {weight.is_contiguous() for weight in weights} == {True, False}
     assert model.get_input_embeddings().weight.is_contiguous()
-    assert not any(
-        by_columns(module.weight) for module in linear(load("emad-nano", dtype=torch.bfloat16).model).values()
-    )
+    rounded = linear(load("emad-nano", dtype=torch.bfloat16).model).values()
+    assert all(module.weight.is_contiguous() for module in rounded)
 
 
 def test_numbers_names_and_fingerprint_stay(both):
@@ -57,9 +58,9 @@ def test_what_an_embedding_shares_is_neither_moved_nor_copied(both):
     tied = laid.config.tie_word_embeddings
     assert (embedding is head) == tied
     assert embedding.is_contiguous()
-    assert by_columns(head) != tied
+    assert along_its_longer_side(head) != tied
     inner = {name: module for name, module in linear(laid).items() if module.weight is not head}
-    assert all(by_columns(module.weight) for module in inner.values())
+    assert all(along_its_longer_side(module.weight) for module in inner.values())
     assert bool(inner) == (laid.config.model_type == "llama")
 
 
@@ -81,4 +82,41 @@ def test_the_model_says_the_same(both):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_other_precisions_stay_as_they_are(dtype):
     weight = torch.arange(12, dtype=dtype).reshape(3, 4)
-    assert columns_first(weight) is weight
+    assert laid_out(weight) is weight
+
+
+@pytest.mark.parametrize("shape", [(2048, 512), (512, 2048)], ids=["wide", "tall"])
+def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
+    weight = torch.randn(shape)
+    assert weight.numel() * weight.element_size() == LARGE
+    laid = laid_out(weight)
+    assert torch.equal(laid, weight)
+    assert along_its_longer_side(laid)
+    assert laid.data_ptr() % PAGE == 0
+    assert laid.untyped_storage().nbytes() == LARGE  # what is idle on the last page is nobody's to save
+    assert laid_out(laid).data_ptr() == laid.data_ptr()
+
+
+def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
+    monkeypatch.setattr("emad_ref.models.layout._ON_LARGE_PAGES", None)
+    weight = torch.randn(512, 2048)
+    assert laid_out(weight) is weight
+    assert along_its_longer_side(laid_out(weight.t()))
+
+
+def test_embeddings_and_what_they_share_go_to_large_pages_together():
+    embedding, head = nn.Embedding(4096, 256), nn.Linear(256, 4096, bias=False)
+    head.weight = embedding.weight
+    before = embedding.weight.detach().clone()
+    lay_out(nn.ModuleList([head, embedding]))
+    assert head.weight is embedding.weight
+    assert embedding.weight.is_contiguous()
+    assert embedding.weight.data_ptr() % PAGE == 0
+    assert torch.equal(embedding.weight, before)
+
+
+def test_a_copy_of_a_large_weight_lives_on_without_it():
+    laid = laid_out(torch.ones(512, 2048))
+    view = laid[:2]
+    del laid
+    assert torch.equal(view, torch.ones(2, 2048))
