@@ -1,8 +1,9 @@
-"""Entropies of a batch of text after every layer: what a calibration reads, and no more than that.
+"""Entropies of a batch of text after some layers: what a calibration reads, and no more than that.
 
-    window → one full-depth pass → head after each layer → H_ℓ [tokens, L] → running statistics
+    window → one pass up to the last layer read → head after each of them → H_ℓ [tokens, read] → running statistics
 
-A lens trace reads five numbers more at every layer, two sorts of the vocabulary among them, which nothing of a profile
+A threshold needs the mean entropy at its probe alone: no head elsewhere, and no layer above the last probe. A lens
+trace reads every layer, and five numbers more there, two sorts of the vocabulary among them, which nothing of a profile
 is made of. What both read is the same to the last bit: a law holds the statistics of one to those of the other.
 """
 
@@ -26,23 +27,28 @@ from emad_ref.signals import Readout
 
 
 def statistics_of_batch(
-    stepper: Stepper, batch: Sequence[TokenSequence], spec: BinSpec, first_probe: int | None
+    stepper: Stepper, batch: Sequence[TokenSequence], spec: BinSpec, first_probe: int | None, layers: Sequence[int]
 ) -> Statistics:
-    """Statistics of ``batch`` in the bins of ``spec``, from one forward; ``first_probe`` as of ``statistics_of``.
+    """Statistics of ``batch`` after ``layers`` in the bins of ``spec``, from one forward.
+
+    ``first_probe`` as of ``statistics_of``, one of ``layers``.
 
     Raises:
         BadArgument: features without the probe that shows them; an entropy outside 0–16 nats.
         NotFinite: a layer's logits hold NaN.
     """
     require_first_probe(spec, first_probe)
-    return counted(entropies_of(stepper, batch, first_probe if needs_first_probe(spec) else None), spec)
+    return counted(entropies_of(stepper, batch, first_probe if needs_first_probe(spec) else None, layers), spec)
 
 
 @torch.inference_mode()
-def entropies_of(stepper: Stepper, batch: Sequence[TokenSequence], shown_after: int | None) -> Entropies:
-    """Entropies of ``batch`` from one forward; likeliest tokens after layer ``shown_after`` alone.
+def entropies_of(
+    stepper: Stepper, batch: Sequence[TokenSequence], shown_after: int | None, layers: Sequence[int]
+) -> Entropies:
+    """Entropies of ``batch`` after ``layers``, ascending, from one forward.
 
-    None: after none; then −1 and NaN stand for them, which no bin accepts.
+    ``shown_after``: the layer after which likeliest tokens are read too; None: after none, and −1 and NaN stand for
+    them, which no bin accepts.
 
     Raises:
         NotFinite: a layer's logits hold NaN.
@@ -51,7 +57,7 @@ def entropies_of(stepper: Stepper, batch: Sequence[TokenSequence], shown_after: 
     top1: NDArray[np.int32] = np.full(len(position), -1, dtype=np.int32)
     probability: NDArray[np.float32] = np.full(len(position), np.nan, dtype=np.float32)
     columns = []
-    for layer, states in enumerate(states_after(stepper, batch), start=1):
+    for layer, states in zip(layers, states_after(stepper, batch, layers), strict=True):
         logits = stepper.logits(states)
         entropy = fast_entropy_nats(logits)
         require_finite(entropy, f"after layer {layer}")

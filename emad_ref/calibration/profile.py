@@ -1,6 +1,6 @@
 """The teacher-forcing entropy profile: what calibration leaves behind, as a record with a fingerprint.
 
-Raw means of every layer stand beside the isotonic targets of the probes, for all tokens together and for each bin. The
+Raw means stand beside the isotonic targets of the probes, for all tokens together and for each bin. The
 running statistics they come from are kept: profiles of several corpora add up, and any quantile can be asked for. A
 profile belongs to one model, tokenizer and dtype; ``require`` refuses any other, because τ of one model is a random
 number for another.
@@ -29,7 +29,7 @@ from emad_ref.policy.bins import ancestors, features_dropped
 from emad_ref.policy.thresholds import entropy_matched
 from emad_ref.record import Floats, Ints
 
-SCHEMA = 2
+SCHEMA = 3
 MINIMUM_TOKENS = 500  # behind a bin's thresholds: a mean entropy with deviation 1.5 nats is then known to ± 0.07
 
 ONE_BIN = BinSpec()
@@ -43,7 +43,8 @@ class BadProfile(EmadError):
 
 @dataclass(frozen=True)
 class Profile:
-    """``mean_nats`` [L] raw means; ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
+    """``read``: the layers that entropies were read after, the probes among them; ``mean_nats`` [read] raw means;
+    ``targets_nats`` [probes] isotonic; ``tokens`` the number of positions averaged.
 
     ``corpora``          tokens from each corpus; empty: all from ``corpus``.
     ``bins``             how tokens are sorted; without features, the following two are empty.
@@ -59,6 +60,7 @@ class Profile:
     dtype: str
     layers: int
     probes: tuple[int, ...]
+    read: tuple[int, ...]
     mean_nats: tuple[float, ...]
     targets_nats: tuple[float, ...]
     tokens: int
@@ -113,7 +115,7 @@ class Profile:
         return replace(point, name=f"{point.name} by {self.bins.name}", bins=self.bins, thresholds=rows)
 
     def quantile_nats(self, quantile: float) -> Floats:
-        """[bins, L] the ``quantile`` of H in each bin as it is, without fallback; NaN where no token was seen.
+        """[bins, read] the ``quantile`` of H in each bin as it is, without fallback; NaN where no token was seen.
 
         Raises:
             BadArgument: a quantile outside (0, 1), or of a profile without statistics.
@@ -140,7 +142,8 @@ class Profile:
 
     @property
     def _columns(self) -> Ints:
-        return np.array(self.probes, dtype=np.int64) - 1
+        """Of the probes among the layers read."""
+        return np.searchsorted(np.array(self.read, dtype=np.int64), self.probes)
 
     def _from_ancestors(self, values: Callable[[Statistics], Floats]) -> Floats:
         """[bins, …] ``values`` of each bin, or of the ancestor it falls back to."""
@@ -203,6 +206,8 @@ def profile_of(
     return profile_from(
         statistics,
         probes,
+        layers=trace.layers,
+        read=tuple(range(1, trace.layers + 1)),
         model=model,
         fingerprint=fingerprint,
         corpora={corpus: len(trace)},
@@ -216,6 +221,8 @@ def profile_from(
     statistics: Statistics,
     probes: tuple[int, ...],
     *,
+    layers: int,
+    read: tuple[int, ...],
     model: str,
     fingerprint: str,
     corpora: Mapping[str, int],
@@ -223,19 +230,25 @@ def profile_from(
     bins: BinSpec = ONE_BIN,
     minimum_tokens: int = MINIMUM_TOKENS,
 ) -> Profile:
-    """The profile of running statistics taken in ``bins``; ``corpora`` tokens by name.
+    """The profile of running statistics taken in ``bins`` after the layers ``read`` of a model's ``layers``.
+
+    ``corpora``: tokens by name.
 
     Raises:
-        BadArgument: probes that are not ascending layers below the last.
+        BadArgument: probes that are not ascending layers below the last, or not all among those read; statistics of
+            another number of layers.
     """
-    require_probes(probes, statistics.layers)
+    require_probes(probes, layers)
+    if not set(probes) <= set(read) or statistics.layers != len(read):
+        raise BadArgument("read", read, f"the probes {tuple(probes)} among {statistics.layers} layers")
     blank = Profile(
         model=model,
         fingerprint=fingerprint,
         corpus=" + ".join(corpora),
         dtype=dtype,
-        layers=statistics.layers,
+        layers=layers,
         probes=tuple(probes),
+        read=tuple(read),
         mean_nats=(),
         targets_nats=(),
         tokens=int(statistics.tokens.sum()),
@@ -251,7 +264,8 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     """One profile of all their corpora: sums of statistics, means and targets computed anew.
 
     Raises:
-        BadArgument: no profiles; another model, dtype, probes or bins; one without statistics; a corpus in two of them.
+        BadArgument: no profiles; another model, dtype, probes, layers read or bins; one without statistics; a corpus in
+            two of them.
     """
     if not profiles:
         raise BadArgument("profiles", [], "at least one profile")
@@ -259,7 +273,7 @@ def merge(profiles: Sequence[Profile]) -> Profile:
     corpora = dict(_corpora(first))
     statistics = first._statistics
     for other in others:
-        for name in ("model", "fingerprint", "dtype", "layers", "probes", "bins", "minimum_tokens"):
+        for name in ("model", "fingerprint", "dtype", "layers", "probes", "read", "bins", "minimum_tokens"):
             mine, theirs = getattr(first, name), getattr(other, name)
             if mine != theirs:
                 raise BadArgument(

@@ -58,6 +58,8 @@ class BadCheckpoint(EmadError):
 class Plan:
     """What a calibration is of; two runs with equal plans and texts have equal profiles.
 
+    ``every_layer``  read entropies after every layer, not at the probes alone: a curve to choose probes by, which
+                     thresholds need none of, and which takes a head more for each.
     ``window``, ``documents``  how the windows were cut, for the record: tokens each, and their limit per corpus.
     ``tokens``  decided positions to take from each corpus; None takes all.
     """
@@ -72,6 +74,11 @@ class Plan:
     documents: int | None = None
     minimum_tokens: int = MINIMUM_TOKENS
     tokens_per_batch: int = TOKENS_PER_BATCH
+    every_layer: bool = False
+
+    def read(self, layers: int) -> tuple[int, ...]:
+        """After which of a model's ``layers`` entropies are read; without a probe, after all of them."""
+        return tuple(range(1, layers + 1)) if self.every_layer or not self.probes else self.probes
 
     def to_json(self) -> dict[str, Any]:
         """Every field by name as JSON gives it back, and the libraries' versions: they change the last digits."""
@@ -131,7 +138,8 @@ def calibrate(
     if checkpoint is not None:
         require_writable(checkpoint, "checkpoint")
     configuration, taken = plan.to_json(), parts or taking(stepper, plan)
-    fresh = _State(Statistics.none(plan.bins.count, stepper.layers), {})
+    read = plan.read(stepper.layers)
+    fresh = _State(Statistics.none(plan.bins.count, len(read)), {})
     state = fresh if checkpoint is None else _opened(checkpoint, resume, configuration, tuple(corpora), fresh) or fresh
     total = None if plan.tokens is None else plan.tokens * len(corpora)
     with tqdm(
@@ -151,6 +159,8 @@ def calibrate(
     return profile_from(
         state.statistics,
         plan.probes,
+        layers=stepper.layers,
+        read=read,
         model=plan.model,
         fingerprint=plan.fingerprint,
         corpora={name: place.tokens for name, place in state.places.items()},
@@ -162,11 +172,11 @@ def calibrate(
 
 def taking(stepper: Stepper, plan: Plan) -> Parts:
     """Statistics taken here, batch after batch."""
-    first = first_probe(plan)
+    first, read = first_probe(plan), plan.read(stepper.layers)
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[Statistics]]]:
         for batch in batches:
-            yield batch, [statistics_of_batch(stepper, batch, plan.bins, first)]
+            yield batch, [statistics_of_batch(stepper, batch, plan.bins, first, read)]
 
     return parts
 

@@ -132,7 +132,8 @@ def require_quantile(quantile: float) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Entropies:
-    """What statistics are taken of: ``entropy_nats`` float32 [tokens, L], ``position`` int64 [tokens] in its sequence.
+    """What statistics are taken of: ``entropy_nats`` float32 [tokens, layers read], ``position`` int64 [tokens] in its
+    sequence.
 
     ``top1`` int32, ``top1_probability`` float32 [tokens]: what the first probe shows, for bins that ask for it.
     ``sequences`` counts the windows.
@@ -183,8 +184,9 @@ def counted(read: Entropies, spec: BinSpec) -> Statistics:
     shape = (spec.count, layers, BUCKETS)
     statistics = Statistics.none(spec.count, layers)
     for number in np.unique(index):
-        mine = entropy[index == number]
-        statistics.sums[number], statistics.squares[number] = mine.sum(axis=0), (mine**2).sum(axis=0)
+        # layer by layer: the sum of one does not depend on how many are beside it
+        mine = np.ascontiguousarray(entropy[index == number].T)
+        statistics.sums[number], statistics.squares[number] = mine.sum(axis=1), (mine**2).sum(axis=1)
     return Statistics(
         np.bincount(index, minlength=spec.count).astype(np.int64),
         statistics.sums,

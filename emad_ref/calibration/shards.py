@@ -22,7 +22,7 @@ from emad_ref.calibration.resume import Batches, Parts, Plan, first_probe
 from emad_ref.calibration.running import BUCKETS, Statistics
 from emad_ref.calibration.trace import TokenSequence, Trace, batched, stream
 from emad_ref.models.again import Whence, at_hand
-from emad_ref.point import BinSpec, OperatingPoint
+from emad_ref.point import OperatingPoint
 from emad_ref.record import Floats, Ints
 from emad_ref.workers.handing import Crew, handed_out
 
@@ -77,13 +77,13 @@ class _Counted:
     """Batches to take statistics of."""
 
     whence: Whence
-    bins: BinSpec
-    first: int | None
+    plan: Plan
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> Packed:
         stepper = at_hand(self.whence).stepper
-        return Packed.of([statistics_of_batch(stepper, each, self.bins, self.first) for each in self.batches])
+        first, read = first_probe(self.plan), self.plan.read(stepper.layers)
+        return Packed.of([statistics_of_batch(stepper, each, self.plan.bins, first, read) for each in self.batches])
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +106,7 @@ def statistics_by(crew: Crew, whence: Whence, plan: Plan) -> Parts:
     """
 
     def parts(batches: Batches) -> Iterator[tuple[list[TokenSequence], list[Statistics]]]:
-        units = (_Counted(whence, plan.bins, first_probe(plan), shard) for shard in _shards(batches))
+        units = (_Counted(whence, plan, shard) for shard in _shards(batches))
         for unit, found in handed_out(crew, _Counted.read, units):
             yield [window for batch in unit.batches for window in batch], found.unpacked()
 

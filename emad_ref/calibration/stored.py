@@ -71,6 +71,10 @@ def are_probes(value: Any, layers: int) -> bool:
     return all(type(p) is int and 1 <= p < layers for p in value) and list(value) == sorted(set(value))
 
 
+def _are_read(value: Any, data: Mapping[str, Any]) -> bool:
+    return isinstance(value, list) and are_probes(value, data["layers"] + 1) and set(data["probes"]) <= set(value)
+
+
 def _are_entropies(value: Any, count: int) -> bool:
     return (
         isinstance(value, list)
@@ -134,8 +138,8 @@ def _are_fallbacks(value: Any, data: Mapping[str, Any]) -> bool:
 
 
 def _parsed_statistics(data: Mapping[str, Any]) -> Statistics | None:
-    """None for what is not statistics of the profile's bins and layers."""
-    value, bins, layers = data["statistics"], _bins(data).count, data["layers"]
+    """None for what is not statistics of the profile's bins and layers read."""
+    value, bins, layers = data["statistics"], _bins(data).count, len(data["read"])
     if not isinstance(value, dict) or set(value) != {f.name for f in fields(Statistics)}:
         return None
     try:
@@ -172,7 +176,8 @@ _FIELDS: tuple[tuple[str, Callable[[Any, dict[str, Any]], bool], str], ...] = (
     ("dtype", lambda v, _: _is_name(v), "a name"),
     ("layers", lambda v, _: _is_count(v), "a count ≥ 1"),
     ("probes", lambda v, d: isinstance(v, list) and are_probes(v, d["layers"]), "ascending layers below the last"),
-    ("mean_nats", lambda v, d: _are_entropies(v, d["layers"]), "one finite entropy ≥ 0 per layer"),
+    ("read", lambda v, d: _are_read(v, d), "ascending layers of the model, the probes among them"),
+    ("mean_nats", lambda v, d: _are_entropies(v, len(d["read"])), "one finite entropy ≥ 0 per layer read"),
     ("targets_nats", lambda v, d: _are_entropies(v, len(d["probes"])), "one finite entropy ≥ 0 per probe"),
     ("targets_nats", lambda v, _: v == sorted(v, reverse=True), "values that never rise"),
     ("tokens", lambda v, _: _is_count(v), "a count ≥ 1"),

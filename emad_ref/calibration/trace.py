@@ -371,8 +371,13 @@ def trace_stepwise(stepper: Stepper, sequence: TokenSequence) -> Trace:
     )
 
 
-def states_after(stepper: Stepper, batch: Sequence[TokenSequence]) -> Iterator[Tensor]:
-    """States [tokens, D] of all decided positions of ``batch``, in order, after layers 1 … L, from one forward."""
+def states_after(
+    stepper: Stepper, batch: Sequence[TokenSequence], layers: Sequence[int] | None = None
+) -> Iterator[Tensor]:
+    """States [tokens, D] of all decided positions of ``batch``, in order, after ``layers``, from one forward.
+
+    ``layers``: ascending; None: 1 … L. Those above the last of them are not run.
+    """
     run, place = shared_inputs(batch)
     tokens, lengths = padded(run)
     cache = opened(stepper, [sequence.source for sequence in run], tokens.shape[1])
@@ -380,8 +385,9 @@ def states_after(stepper: Stepper, batch: Sequence[TokenSequence]) -> Iterator[T
     hidden = stepper.embed(torch.from_numpy(tokens).to(stepper.device), frame)
     row = np.repeat(place, [len(sequence.tokens) - 1 - sequence.adaptive_from for sequence in batch])
     chosen = tuple(torch.from_numpy(index).to(stepper.device) for index in (row, positions_of(batch)))
-    for layer in range(1, stepper.layers + 1):
-        hidden = stepper.run(hidden, layer - 1, layer, frame, cache)
+    below = 0
+    for layer in range(1, stepper.layers + 1) if layers is None else layers:
+        hidden, below = stepper.run(hidden, below, layer, frame, cache), layer
         yield hidden[chosen]
 
 

@@ -54,6 +54,7 @@ def calibrate(args: argparse.Namespace) -> None:
         bins=bins_of(args, loaded.fingerprint, dtype, corpora, stepper.vocabulary),
         tokens=args.tokens,
         documents=document_limit(args),
+        every_layer=args.every_layer,
     )
     checkpoint = args.out.with_name(args.out.name + ".checkpoint")
     names = ", ".join(corpora)
@@ -117,16 +118,16 @@ def bins_of(args: argparse.Namespace, fingerprint: str, dtype: str, corpora: Any
 
 
 def show(profile: Profile, quantiles: Sequence[float]) -> None:
-    """Print what was learnt of every layer, and of every bin."""
+    """Print what was learnt of every layer read, and of every bin."""
 
     together = profile.coarser(len(profile.bins.features))
     assert together.statistics is not None, "what was just calibrated or merged keeps its statistics"
     deviations = together.statistics.deviation_nats()[0]
     columns = [(quantile, together.quantile_nats(quantile)[0]) for quantile in quantiles]
     targets = dict(zip(profile.probes, profile.targets_nats, strict=True))
-    for layer, mean in enumerate(profile.mean_nats, start=1):
-        line = f"layer {layer:3d}  mean {mean:7.4f} nats  sd {deviations[layer - 1]:7.4f}"
-        line += "".join(f"  q{quantile:g} {levels[layer - 1]:.4f}" for quantile, levels in columns)
+    for place, (layer, mean) in enumerate(zip(profile.read, profile.mean_nats, strict=True)):
+        line = f"layer {layer:3d}  mean {mean:7.4f} nats  sd {deviations[place]:7.4f}"
+        line += "".join(f"  q{quantile:g} {levels[place]:.4f}" for quantile, levels in columns)
         print(line + (f"  target {targets[layer]:7.4f}" if layer in targets else ""))
     if profile.bins.features:
         show_bins(profile)
@@ -175,6 +176,9 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
     read = sub.add_mutually_exclusive_group()
     read.add_argument("--probes", type=int, nargs="+", metavar="LAYER", help="layers to probe, ascending")
     read.add_argument("--stride", type=int, choices=(2, 4, 6, 8), help="probe every so many layers")
+    sub.add_argument("--every-layer", action="store_true",
+                     help="read entropies after every layer, a curve to choose probes by; thresholds need none of it, "
+                          "and each layer takes a head more")  # fmt: skip
     sorted_by = sub.add_mutually_exclusive_group()
     sorted_by.add_argument("--bins", default="none", help="one or two of position,confidence,frequency")
     sorted_by.add_argument("--bins-of", type=Path, metavar="PROFILE", help="its bins, so that the two can be merged")
@@ -186,6 +190,7 @@ def calibrate_arguments(sub: argparse.ArgumentParser) -> None:
         sub,
         "emad calibrate emad-tiny profile.json",
         "emad calibrate emad-tiny profile.json --documents 20 --probes 4 8",
+        "emad calibrate emad-tiny curve.json --documents 20 --every-layer",
         "emad calibrate ./llama profile.json --corpus wikitext --data ./data --tokens 100000 --stride 4 --resume",
         "emad calibrate emad-tiny a.json --corpus world:premise --corpus self --bins position,confidence",
         "emad calibrate emad-tiny b.json --corpus notes.txt --bins-of a.json --quantiles 0.25 0.5",

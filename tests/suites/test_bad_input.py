@@ -55,7 +55,7 @@ def fields(tiny: Path) -> dict[str, Any]:
     model = load(str(tiny))
     profile = Profile(
         model="tiny", fingerprint=model.fingerprint, corpus="self", dtype="float32", layers=4, probes=(1, 2),
-        mean_nats=(4.0, 3.0, 2.5, 2.0), targets_nats=(4.0, 3.0), tokens=100, sequences=10, versions={},
+        read=(1, 2), mean_nats=(4.0, 3.0), targets_nats=(4.0, 3.0), tokens=100, sequences=10, versions={},
     )  # fmt: skip
     return json.loads(json.dumps(profile.to_json()))
 
@@ -133,10 +133,10 @@ class TestProfile:
             ({"probes": [1, 9]}, ["has probes=[1, 9], but expected ascending layers below the last", "again"]),
             ({"probes": [0, 2]}, ["has probes=[0, 2], but expected ascending layers below the last", "again"]),
             (
-                {"layers": 12, "probes": [1, 9], "mean_nats": [2.0] * 12},
+                {"layers": 12, "probes": [1, 9], "read": [1, 9]},
                 ["profile.layers=12, but the model under test has 4", "calibrate"],
             ),
-            ({"schema": 7}, ["has schema=7, but expected 2", "calibrate again"]),
+            ({"schema": 7}, ["has schema=7, but expected 3", "calibrate again"]),
         ],
     )
     def test_profile_that_does_not_fit(

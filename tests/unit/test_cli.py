@@ -59,16 +59,19 @@ def calibrated(tmp_path, *options):
     return out
 
 
-def test_calibrate_writes_a_profile_and_prints_every_layer(small, tmp_path, capsys):
-    out = calibrated(tmp_path, "--probes", "2", "4")
+@pytest.mark.parametrize(("options", "read"), [((), (2, 4)), (("--every-layer",), tuple(range(1, LAYERS + 1)))])
+def test_calibrate_writes_a_profile_and_prints_every_layer_read(small, tmp_path, capsys, options, read):
+    out = calibrated(tmp_path, "--probes", "2", "4", *options)
     profile = load_profile(out)
     assert (profile.probes, profile.layers, profile.sequences) == ((2, 4), LAYERS, 3)
     assert (profile.model, profile.fingerprint, profile.dtype) == ("small", "f00d", "float64")
     assert profile.corpus == "world:premise"
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines[:LAYERS]] == [str(layer) for layer in range(1, LAYERS + 1)]
-    assert ["target" in line for line in lines[:LAYERS]] == [layer in (2, 4) for layer in range(1, LAYERS + 1)]
-    assert lines[-1] == f"{profile.tokens} tokens; written to {out}"
+    assert profile.read == read
+    assert [line.split()[1] for line in lines[: len(read)]] == [str(layer) for layer in read]
+    assert ["target" in line for line in lines[: len(read)]] == [layer in (2, 4) for layer in read]
+    assert [float(line.split()[3]) for line in lines[: len(read)]] == pytest.approx(profile.mean_nats, abs=5e-5)
+    assert lines[len(read) :][-1] == f"{profile.tokens} tokens; written to {out}"
 
 
 def test_calibrate_uses_the_default_probes(small, tmp_path):
@@ -303,13 +306,14 @@ def test_bins_and_quantiles_are_printed(small, tmp_path, capsys):
     profile = load_profile(out)
     lines = capsys.readouterr().out.splitlines()
     whole = profile.coarser(2)
-    for layer, line in enumerate(lines[:LAYERS], start=1):
+    read = len(profile.read)
+    for place, line in enumerate(lines[:read]):
         for quantile in (0.25, 0.5):
-            assert f"q{quantile:g} {whole.quantile_nats(quantile)[0, layer - 1]:.4f}" in line
-    assert len(lines) == LAYERS + 9 + 1
-    counts = [int(line.split(": ")[1].split()[0]) for line in lines[LAYERS:-1]]
+            assert f"q{quantile:g} {whole.quantile_nats(quantile)[0, place]:.4f}" in line
+    assert len(lines) == read + 9 + 1
+    counts = [int(line.split(": ")[1].split()[0]) for line in lines[read:-1]]
     assert counts == profile.statistics.tokens.tolist()
-    thin = ["too few tokens" in line for line in lines[LAYERS:-1]]
+    thin = ["too few tokens" in line for line in lines[read:-1]]
     assert thin == [dropped > 0 for dropped in profile.fallbacks]
     assert "q0.9 " in printed(calibrated, capsys, tmp_path, "--quantiles")
 

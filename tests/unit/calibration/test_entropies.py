@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pytest
@@ -38,28 +38,58 @@ def batch(nano: Loaded) -> Sequence[TokenSequence]:
 
 
 @pytest.mark.parametrize("features", [(), ("position",), ("confidence",), ("position", "frequency")], ids=str)
+@pytest.mark.parametrize("layers", [(PROBE,), (PROBE, 4), None], ids=str)
 def test_statistics_of_a_batch_are_those_of_its_trace(
-    nano: Loaded, batch: Sequence[TokenSequence], features: tuple[str, ...]
+    nano: Loaded, batch: Sequence[TokenSequence], features: tuple[str, ...], layers: tuple[int, ...] | None
 ) -> None:
+    layers = layers or tuple(range(1, nano.stepper.layers + 1))
+    columns = [layer - 1 for layer in layers]
     counts = np.arange(nano.stepper.vocabulary)[::-1].astype(np.int64)
     table = frequency_buckets(counts) if "frequency" in features else b""
     spec = BinSpec(features, position_edges=(5, 20), frequency=table)
-    found = statistics_of_batch(nano.stepper, batch, spec, PROBE)
-    assert found == statistics_of(trace_batch(nano.stepper, batch), spec, PROBE)
+    found = statistics_of_batch(nano.stepper, batch, spec, PROBE, layers)
+    traced = statistics_of(trace_batch(nano.stepper, batch), spec, PROBE)
+    there = (each[:, columns] for each in (traced.sums, traced.squares, traced.histogram))
+    assert found == Statistics(traced.tokens, *there, traced.sequences)
     assert found.tokens.sum() == sum(length - 1 - length // 3 for length in LENGTHS)
     assert found.sequences == len(LENGTHS)
-    assert found != Statistics.none(spec.count, nano.stepper.layers)
+    assert found != Statistics.none(spec.count, len(layers))
+
+
+def test_no_layer_runs_above_the_last_read_and_no_head_elsewhere(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
+    class Counting:
+        """The model, which notes what it is asked to do."""
+
+        ran: ClassVar[list[tuple[int, int]]] = []
+        heads = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(nano.stepper, name)
+
+        def run(self, hidden: torch.Tensor, first: int, last: int, *rest: Any) -> torch.Tensor:
+            self.ran.append((first, last))
+            return nano.stepper.run(hidden, first, last, *rest)
+
+        def logits(self, states: torch.Tensor) -> torch.Tensor:
+            self.heads += 1
+            return nano.stepper.logits(states)
+
+    counting = Counting()
+    statistics_of_batch(cast(Stepper, counting), batch, BinSpec(), None, (1, 3))
+    assert counting.ran == [(0, 1), (1, 3)]
+    assert counting.heads == 2
+    assert nano.stepper.layers > 3
 
 
 def test_what_no_bin_asks_for_is_not_read_and_no_bin_accepts_it(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
-    read = entropies_of(nano.stepper, batch, None)
+    read = entropies_of(nano.stepper, batch, None, (PROBE,))
     assert (read.top1 == -1).all()
     assert np.isnan(read.top1_probability).all()
 
 
 def test_bins_that_need_a_probe_are_refused_without_one(nano: Loaded, batch: Sequence[TokenSequence]) -> None:
     with pytest.raises(BadArgument, match=r"^first_probe=None, but expected the layer that shows confidence"):
-        statistics_of_batch(nano.stepper, batch, BinSpec(("confidence",)), None)
+        statistics_of_batch(nano.stepper, batch, BinSpec(("confidence",)), None, (PROBE,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -92,4 +122,4 @@ def test_logits_that_are_no_numbers_name_their_layer(nano: Loaded, batch: Sequen
             return logits * math.nan if self.heads == 2 else logits
 
     with pytest.raises(NotFinite, match="after layer 2"):
-        entropies_of(cast(Stepper, Broken()), batch, None)
+        entropies_of(cast(Stepper, Broken()), batch, None, (1, 2, 3))

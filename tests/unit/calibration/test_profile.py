@@ -31,6 +31,7 @@ PROFILE = Profile(
     dtype="float32",
     layers=4,
     probes=(1, 3),
+    read=(1, 2, 3, 4),
     mean_nats=(2.0, 2.5, 1.0, 0.25),
     targets_nats=(2.0, 1.0),
     tokens=100,
@@ -119,7 +120,7 @@ def test_a_profile_serves_its_own_model_and_no_other():
 
 
 CORRUPT = [
-    ({"schema": 1}, "schema=1, but expected 2"),
+    ({"schema": 1}, "schema=1, but expected 3"),
     ({"model": ""}, "model='', but expected a name"),
     ({"model": None}, "model=None, but expected a name"),
     ({"fingerprint": 7}, "fingerprint=7, but expected a checksum"),
@@ -128,7 +129,12 @@ CORRUPT = [
     ({"layers": 0}, "layers=0, but expected a count"),
     ({"layers": "4"}, "layers='4', but expected a count"),
     ({"layers": True}, "layers=True, but expected a count"),
-    ({"layers": 5}, "mean_nats=.*one finite entropy ≥ 0 per layer"),
+    ({"probes": [1], "layers": 3}, "read=.*ascending layers of the model, the probes among them"),
+    ({"read": [1, 2, 4]}, "read=.*the probes among them"),
+    ({"read": [1, 3, 2, 4]}, "read=.*ascending"),
+    ({"read": [0, 1, 2, 3]}, "read=.*layers of the model"),
+    ({"read": None}, "read=None"),
+    ({"read": [1, 3]}, "mean_nats=.*one finite entropy ≥ 0 per layer read"),
     ({"probes": 4}, "probes=4, but expected ascending layers below the last"),
     ({"probes": [1, 4]}, r"probes=\[1, 4\], but expected ascending layers"),
     ({"probes": [3, 1]}, r"probes=\[3, 1\], but expected ascending layers"),
@@ -435,7 +441,40 @@ def test_versions_that_differ_are_all_kept():
     assert merged.versions["numpy"] == first.versions["numpy"]
 
 
-def test_a_profile_of_statistics_takes_their_layers():
+@pytest.mark.parametrize(
+    ("probes", "read", "message"),
+    [
+        ((3,), (1, 2, 3), "ascending layers in 1–2 of this model"),
+        ((2,), (1, 3, 4), r"read=\(1, 3, 4\), but expected the probes \(2,\) among 3 layers"),
+        ((2,), (1, 2), r"read=\(1, 2\), but expected the probes \(2,\) among 3 layers"),
+    ],
+)
+def test_a_profile_of_statistics_is_of_the_layers_read(probes, read, message):
     statistics = Statistics.none(1, 3)
-    with pytest.raises(BadArgument, match="ascending layers in 1–2 of this model"):
-        profile_from(statistics, (3,), model="m", fingerprint="f", corpora={"c": 1}, dtype="float32")
+    with pytest.raises(BadArgument, match=message):
+        profile_from(
+            statistics, probes, layers=3, read=read, model="m", fingerprint="f", corpora={"c": 1}, dtype="float32"
+        )
+
+
+def test_a_profile_of_its_probes_alone_is_that_of_all_layers_there(tmp_path):
+    whole = profile_of(binned_trace(), (1, 3), **OWNER, bins=GRID)
+    held = whole.statistics
+    columns = [0, 2]
+    fewer = Statistics(
+        held.tokens, held.sums[:, columns], held.squares[:, columns], held.histogram[:, columns], held.sequences
+    )
+    owner = {name: OWNER[name] for name in ("model", "fingerprint", "dtype")}
+    profile = profile_from(
+        fewer, (1, 3), layers=whole.layers, read=(1, 3), corpora={"c": whole.tokens}, bins=GRID, **owner
+    )
+    assert (profile.layers, profile.read) == (whole.layers, (1, 3))
+    assert profile.mean_nats == (whole.mean_nats[0], whole.mean_nats[2])
+    assert profile.bin_targets_nats == whole.bin_targets_nats
+    for point in ({"margin_nats": 0.1}, {"quantile": 0.3}):
+        assert profile.point(**point) == whole.point(**point)
+    assert profile.coarser().bin_targets_nats == whole.coarser().bin_targets_nats
+    profile.save(tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == profile
+    with pytest.raises(BadArgument, match=r"profile\.read"):
+        merge([profile, replace(whole, corpora={"other": whole.tokens})])

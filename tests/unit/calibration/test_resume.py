@@ -62,11 +62,11 @@ class Batches:
     def __init__(self, breaks_at=None):
         self.seen, self.breaks_at = [], breaks_at
 
-    def __call__(self, stepper, batch, spec, first_probe):
+    def __call__(self, stepper, batch, spec, first_probe, layers):
         if len(self.seen) == self.breaks_at:
             raise PowerCut
         self.seen.append([window.tokens.tolist() for window in batch])
-        return statistics_of_batch(stepper, batch, spec, first_probe)
+        return statistics_of_batch(stepper, batch, spec, first_probe, layers)
 
 
 @pytest.fixture
@@ -91,10 +91,14 @@ def test_the_profile_is_that_of_the_whole_trace(stepper, uninterrupted):
     whole = profile_of(
         trace, (2, 4), model="small", fingerprint="f00d", corpus="a + b", dtype="float64", bins=GRID, minimum_tokens=20
     )
-    assert uninterrupted.mean_nats == pytest.approx(whole.mean_nats, rel=1e-12)  # the same sums in another order
+    assert uninterrupted.read == (2, 4)
+    assert whole.read == tuple(range(1, stepper.layers + 1))
+    # the same sums in another order
+    assert uninterrupted.mean_nats == pytest.approx([whole.mean_nats[layer - 1] for layer in (2, 4)], rel=1e-12)
+    assert uninterrupted.targets_nats == pytest.approx(whole.targets_nats, rel=1e-12)
     assert uninterrupted.bin_targets_nats == pytest.approx(np.array(whole.bin_targets_nats), rel=1e-12)
     assert uninterrupted.fallbacks == whole.fallbacks
-    assert np.array_equal(uninterrupted.statistics.histogram, whole.statistics.histogram)
+    assert np.array_equal(uninterrupted.statistics.histogram, whole.statistics.histogram[:, [1, 3]])
     assert (uninterrupted.tokens, uninterrupted.sequences) == (whole.tokens, whole.sequences) == (len(trace), 23)
     assert uninterrupted.corpora == {
         name: sum(len(window.tokens) - 1 for window in read()) for name, read in CORPORA.items()

@@ -40,7 +40,7 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
     )
     made = Evidence(loaded, study, Host())
     made.traces.__dict__["profile"] = Profile(
-        "small", "f", "self", "float64", LAYERS, PROBES, (1.0,) * LAYERS, TARGETS, 100, 10, {}
+        "small", "f", "self", "float64", LAYERS, PROBES, PROBES, (1.0,) * len(PROBES), TARGETS, 100, 10, {}
     )
     return made
 
