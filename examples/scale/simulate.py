@@ -22,6 +22,7 @@ from emad_ref.calibration.running import BUCKETS
 from emad_ref.calibration.shards import SHARD
 from emad_ref.calibration.trace import TOKENS_PER_BATCH
 from emad_ref.models.geometry import Geometry
+from emad_ref.policy.thresholds import default_probes
 from emad_ref.workers.address import EACH
 from emad_ref.workers.handing import Crew, handed_out
 
@@ -88,13 +89,13 @@ class Arriving(Future[None]):
         self._workers.wait_for(self._ends)
 
 
-def simulated(geometry: Geometry, workers: int, each: int, heads: int) -> dict[str, str]:
-    """One row: ``each`` units out per worker; ``heads``: layers after which a head is read."""
-    per_token = geometry.layers * (geometry.block_flops() + geometry.attention_flops(ASSUMED.keys))
-    per_token += heads * geometry.head_flops()
+def simulated(geometry: Geometry, workers: int, each: int, read: tuple[int, ...]) -> dict[str, str]:
+    """One row: ``each`` units out per worker; ``read``: layers after which a head is read, none run above the last."""
+    per_token = read[-1] * (geometry.block_flops() + geometry.attention_flops(ASSUMED.keys))
+    per_token += len(read) * geometry.head_flops()
     tokens = SHARD * TOKENS_PER_BATCH
     seconds = tokens * per_token / (ASSUMED.gpus_per_worker * ASSUMED.flops_per_second)
-    cells = min(tokens, BUCKETS) * geometry.layers  # of the histogram, at most
+    cells = min(tokens, BUCKETS) * len(read)  # of the histogram, at most
     received, returned = 8.0 * tokens, 16.0 * cells
     crowd = Workers(workers, seconds, received, returned)
     units: Iterator[int] = iter(range(SIMULATED // tokens))
@@ -105,7 +106,7 @@ def simulated(geometry: Geometry, workers: int, each: int, heads: int) -> dict[s
     return {
         "GPUs": f"{workers * ASSUMED.gpus_per_worker}",
         "units out": f"{each} each",
-        "heads": f"{heads}",
+        "heads": f"{len(read)}",
         "hours": f"{hours:.1f}",
         "workers busy": f"{crowd.busy / (workers * crowd.now):.0%}",
         "adding up busy": f"{crowd.adding / crowd.now:.0%}",
@@ -118,8 +119,10 @@ def simulated(geometry: Geometry, workers: int, each: int, heads: int) -> dict[s
 def main() -> None:
     from tabulate import tabulate
 
-    plans = [(50, each, 80) for each in (1, 2, EACH, 8)] + [(50, EACH, 8), (200, EACH, 80), (1000, EACH, 80)]
-    rows = [simulated(LLAMA_70B, workers, each, heads) for workers, each, heads in plans]
+    probes, curve = default_probes(LLAMA_70B.layers), tuple(range(1, LLAMA_70B.layers + 1))
+    plans = [(50, each, probes) for each in (1, 2, EACH, 8)]
+    plans += [(50, EACH, curve), (200, EACH, probes), (500, EACH, probes), (1000, EACH, probes)]
+    rows = [simulated(LLAMA_70B, workers, each, read) for workers, each, read in plans]
     print(tabulate(rows, headers="keys", stralign="right", disable_numparse=True))
 
 
