@@ -1,4 +1,4 @@
-"""A program that may take so many seconds; with it ends whatever it started, also in sessions of its own.
+"""A program that may take so many seconds, or any; with it ends whatever it started, also in sessions of its own.
 
 It stays in the group of whoever runs it: what interrupts or ends that group ends both. One that is out of time is
 interrupted first, so that it can close what it opened, and killed after ``GRACE_S``: with its children, whom it may
@@ -20,16 +20,30 @@ PROCESSES = Path("/proc")
 
 
 def status(
-    command: Sequence[str], output: Path, seconds: float, *, folder: Path, environment: Mapping[str, str]
+    command: Sequence[str],
+    output: Path,
+    seconds: float | None,
+    *,
+    folder: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    descriptors: Sequence[int] = (),
 ) -> int:
     """Its exit status, a signal as its negative; all that it prints goes to ``output``, its input is nobody's.
+
+    ``seconds`` None: as long as it takes. ``descriptors``: open files that it gets beside those three.
 
     Raises:
         subprocess.TimeoutExpired: it took longer than ``seconds``, and was ended.
     """
     with open(output, "wb") as file:
         process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            pass_fds=descriptors,
         )
         try:
             return process.wait(seconds)

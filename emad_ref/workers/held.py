@@ -7,10 +7,11 @@ at the other: what is started again afterwards finds nobody at work.
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from emad_ref.workers import bounded
 
 HELD = """import os, runpy, sys, threading
 end, module = int(sys.argv.pop(1)), sys.argv.pop(1)
@@ -24,16 +25,12 @@ def status(
     """Exit status of ``python -m module words…``, started in ``folder``; all that it says goes to ``log``.
 
     Raises:
-        subprocess.TimeoutExpired: it was ended after ``seconds``.
+        subprocess.TimeoutExpired: it took longer than ``seconds``, and was ended (``bounded``).
     """
     end, held = os.pipe()
     line = [sys.executable, "-c", HELD, str(end), module, *words]
     try:
-        with log.open("w", encoding="utf-8") as file:
-            done = subprocess.run(
-                line, stdout=file, stderr=subprocess.STDOUT, pass_fds=[end], timeout=seconds, cwd=folder, check=False
-            )
+        return bounded.status(line, log, seconds, folder=folder, descriptors=[end])
     finally:
         os.close(end)
         os.close(held)
-    return done.returncode

@@ -16,6 +16,7 @@ from emad_ref.evidence.machine import CHECKED, TIMED, bandwidth, graphs, toleran
 from emad_ref.meters import machine
 from emad_ref.models.graphs import NothingCaptured
 from emad_ref.protocol import Unsupported
+from emad_ref.workers import bounded
 from pytest_emad import hardware
 from tests.graphs import TapeEngine, capturing
 
@@ -88,10 +89,10 @@ def test_a_suite_run_is_not_begun_where_no_time_is_left(chosen, monkeypatch):
 
 
 def test_a_run_that_takes_too_long_is_ended_and_says_so(chosen, monkeypatch):
-    def endless(asked: list[str], timeout: float, **options: Any) -> Any:
-        raise subprocess.TimeoutExpired(asked, timeout)
+    def endless(asked: list[str], log: Path, seconds: float, **options: Any) -> Any:
+        raise subprocess.TimeoutExpired(asked, seconds)
 
-    monkeypatch.setattr(subprocess, "run", endless)
+    monkeypatch.setattr(bounded, "status", endless)
     found = hardware.suite("cost", "emad-nano", "float32", chosen, 100.0)
     assert (found["status"], found["reason"]) == ("ended", "not done after 50 s")
     assert "cannot be read" in found["report"]
