@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib import metadata
-from typing import Any
 
 import pytest
 
 from emad_ref.audit.finding import Finding
-from emad_ref.audit.golden import Taken, key_of, same_as
+from emad_ref.audit.golden import Taken, key_of, moved, same_as, thresholds_of
 from emad_ref.audit.lens import Lens
 from emad_ref.audit.sameness import Tokens, same_tokens
 from emad_ref.point import OperatingPoint
@@ -63,7 +62,7 @@ class Auditor:
         noise: float,
         *,
         declared: float,
-        given: Mapping[str, Any] | None = None,
+        point: OperatingPoint | None = None,
         drawn: bool = False,
     ) -> None:
         """Hold ``taken`` of ``prompts`` against the golden on record; a note where there is none.
@@ -71,17 +70,23 @@ class Auditor:
         Args:
             about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
             noise: of a signal, in multiples of a logit's; ``declared``: a logit's, by the decoder.
-            given: what else must be as it was when it was recorded.
+            point: what decided depths; its thresholds must be those on record, up to the noise of a signal.
             drawn: whether tokens were drawn: they follow the generator of the installed torch.
         """
         release = metadata.version("torch").split(".")[:2]
         key = key_of(*about, drawn_by=f"torch-{'.'.join(release)}" if drawn else "")
-        asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts], **(given or {})}
-        golden = self._record.golden(key, asked | taken.to_json())
+        asked = {"prompts": [prompt.tokens.tolist() for prompt in prompts]}
+        decided = {} if point is None else {"point": thresholds_of(point)}
+        golden = self._record.golden(key, asked | decided | taken.to_json())
         if golden is None:
             self._record.note("golden rows not applicable (no golden recorded)")
             return
-        for name, value in asked.items():
-            if golden.get(name) != value:
-                pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
+        # a threshold that lies elsewhere by so much decides as a signal that does
+        shift = moved(golden.get("point"), decided["point"]) if decided else 0.0
+        others = [name for name, value in asked.items() if golden.get(name) != value]
+        if shift > noise * self._tolerance:
+            others.append("point")
+        for name in others:
+            pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
+        noise += shift / self._tolerance if shift else 0.0
         self(same_as(Taken.from_json(golden), taken, self._tolerance, noise, declared=declared))

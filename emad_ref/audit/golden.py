@@ -12,6 +12,7 @@ this holds for schedules, too, whose logits are not the full model's (state copy
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,27 @@ def margins(decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints]
 
 
 # ---------------------------------------------------------------- comparing
+
+
+def thresholds_of(point: OperatingPoint) -> dict[str, Any]:
+    """What decides depths under ``point``, as a golden keeps it."""
+    return {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
+
+
+def moved(golden: Any, found: dict[str, Any]) -> float:
+    """By how much a threshold of ``found`` differs from the ``golden`` one, at most; ∞ where they are not alike.
+
+    Thresholds that are quantiles of a model's own signals end in the last bits of the processor that took them.
+    """
+    before, now = (
+        [value for row in each["thresholds"] for value in row]
+        if isinstance(each, dict) and each.keys() == found.keys() and each["probes"] == found["probes"]
+        else None
+        for each in (golden, found)
+    )
+    if before is None or now is None or len(before) != len(now):
+        return math.inf
+    return max((abs(a - b) if a != b else 0.0 for a, b in zip(before, now, strict=True)), default=0.0)
 
 
 def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0, *, declared: float = 0.0) -> Finding:

@@ -118,12 +118,14 @@ class LinearReader:
     estimate: Linear
     macs_per_row: int
     correction: tuple[tuple[float, float], ...]
+    unknown: tuple[Tensor, Tensor]
+    """Token and probability of any row, as numbers without a dimension."""
     kind: str = "linear"
 
     def read(self, hidden: Tensor, probe: int) -> Reading:
         entropy = self.estimate(self.stepper.normed(hidden), probe)
-        token = torch.full_like(entropy, UNKNOWN_TOKEN, dtype=torch.int64)
-        return corrected(Reading(entropy, token, torch.full_like(entropy, torch.nan)), self.correction, probe)
+        token, probability = (each.expand(len(entropy)) for each in self.unknown)
+        return corrected(Reading(entropy, token, probability), self.correction, probe)
 
     def raw(self, hidden: Tensor) -> Reading:
         raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
@@ -170,7 +172,9 @@ def _lowrank(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
 
 def _linear(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
     estimate = linear_probe(estimator.weights, probes, stepper.unembedding)
-    return LinearReader(stepper, estimate, _charged(stepper, estimate.macs_per_row), estimator.correction)
+    device, dtype = estimate.weights.device, estimate.weights.dtype
+    unknown = torch.tensor(UNKNOWN_TOKEN, device=device), torch.tensor(torch.nan, device=device, dtype=dtype)
+    return LinearReader(stepper, estimate, _charged(stepper, estimate.macs_per_row), estimator.correction, unknown)
 
 
 READERS: dict[str, Callable[[Stepper, Estimator, int], Reader]] = {

@@ -64,7 +64,6 @@ def test_tokens_and_depths_are_the_golden_ones(emad_evidence: Evidence, emad_aud
         margin = none if asked.temperature else margins(decoder, prompts, made.emitted)
         taken = Taken(np.stack(made.emitted), depths(made), margin, rooms(made, point))
         declared = subject.allowed(decoder.capabilities)
-    thresholds = {"probes": list(point.probes), "thresholds": [list(row) for row in point.thresholds]}
     about = evidence.fingerprint[:16], subject.dtype, evidence.corpus, subject.seed, kind
-    given, drawn = {"point": thresholds}, bool(asked.temperature)
-    emad_audit.golden(about, taken, prompts, noise_of(point), declared=declared, given=given, drawn=drawn)
+    drawn = bool(asked.temperature)
+    emad_audit.golden(about, taken, prompts, noise_of(point), declared=declared, point=point, drawn=drawn)

@@ -1,0 +1,100 @@
+"""What a golden is held against: the same prompts, the thresholds on record up to rounding, the same tokens."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.golden import Taken, moved, thresholds_of
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Prompt
+from pytest_emad.auditing import Auditor
+
+TOLERANCE, NOISE = 1e-3, 2.0
+ABOUT = ("0" * 16, "float32", "world:premise", 0, "greedy")
+PROMPTS = [Prompt(np.array([3, 4]))]
+
+
+def at(first: float, probes: tuple[int, ...] = (1, 2), last: float = 1.0) -> OperatingPoint:
+    return OperatingPoint("probing", "quantile", 4, 4, probes, ((first, *(last,) * (len(probes) - 1)),))
+
+
+def taken(depth: int = 4, room: float = 0.5) -> Taken:
+    return Taken(np.array([[7, 8]]), np.array([[4, depth]]), np.full((1, 2), 3.0), np.array([[0.5, room]]))
+
+
+class Stored:
+    """A recorder that has one golden, and says what became of it."""
+
+    def __init__(self) -> None:
+        self.held: Any = None
+        self.findings: list[Finding] = []
+        self.notes: list[str] = []
+
+    def golden(self, key: str, value: Any) -> Any:
+        before, self.held = self.held, self.held or value
+        return before
+
+    def audit(self, finding: Finding) -> None:
+        self.findings.append(finding)
+
+    def note(self, said: str) -> None:
+        self.notes.append(said)
+
+
+@pytest.fixture
+def stored() -> Stored:
+    return Stored()
+
+
+def holds(stored: Stored, point: OperatingPoint, found: Taken, prompts: list[Prompt] = PROMPTS) -> None:
+    auditor = Auditor(cast(Any, None), TOLERANCE, cast(Any, None), cast(Any, stored))
+    auditor.golden(ABOUT, found, prompts, NOISE, declared=0.0, point=point)
+
+
+def test_where_none_is_on_record_that_is_said(stored: Stored) -> None:
+    holds(stored, at(2.0), taken())
+    assert stored.notes == ["golden rows not applicable (no golden recorded)"]
+    assert stored.held["point"] == {"probes": [1, 2], "thresholds": [[2.0, 1.0]]}
+
+
+@pytest.mark.parametrize("shift", [0.0, 7e-7, 1.9e-3])
+def test_thresholds_that_differ_by_what_a_signal_may_are_the_same_point(stored: Stored, shift: float) -> None:
+    holds(stored, at(2.0), taken())
+    holds(stored, at(2.0 + shift), taken())
+    (finding,) = stored.findings
+    assert finding.passed
+
+
+@pytest.mark.parametrize(
+    "point", [at(2.0021), at(2.0, last=1.1), at(2.0, probes=(1, 3)), at(2.0, probes=(1,)), at(-np.inf)]
+)
+def test_another_point_has_no_golden(stored: Stored, point: OperatingPoint) -> None:
+    holds(stored, at(2.0), taken())
+    with pytest.raises(pytest.fail.Exception, match="recorded for another point: record it again"):
+        holds(stored, point, taken())
+
+
+def test_other_prompts_have_no_golden(stored: Stored) -> None:
+    holds(stored, at(2.0), taken())
+    with pytest.raises(pytest.fail.Exception, match="recorded for another prompts"):
+        holds(stored, at(2.0), taken(), [Prompt(np.array([3, 5]))])
+
+
+def test_a_threshold_that_moved_excuses_what_lies_between(stored: Stored) -> None:
+    """A signal 2.5 tolerances above its threshold: too far for its own noise, not for a threshold one tolerance up."""
+    holds(stored, at(2.0), taken(room=2.5 * TOLERANCE))
+    holds(stored, at(2.0 + TOLERANCE), taken(depth=1))
+    assert stored.findings[-1].passed
+    assert stored.findings[-1].ties == 1
+    with pytest.raises(pytest.fail.Exception, match="the golden has"):
+        holds(stored, at(2.0), taken(depth=1))
+
+
+def test_never_is_never() -> None:
+    never = thresholds_of(at(-np.inf))
+    assert moved(never, never) == 0
+    assert moved(None, never) == np.inf
