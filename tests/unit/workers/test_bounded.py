@@ -12,6 +12,8 @@ import pytest
 
 from emad_ref.workers import bounded
 
+# what a shell without job control starts in the background is deaf, and so is what that starts
+HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
 STARTS = """
 import signal, subprocess, sys, time
 told = [subprocess.Popen(["sleep", "60"]).pid, subprocess.Popen(["sleep", "60"], start_new_session=True).pid]
@@ -39,16 +41,18 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
 
 @pytest.mark.skipif(not bounded.PROCESSES.is_dir(), reason="the system does not tell whose children there are")
 @pytest.mark.parametrize(
-    ("deaf", "closed"), [("", True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)], ids=["hears", "deaf"]
+    ("listens", "closed"),
+    [(HEARS, True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
+    ids=["hears", "deaf"],
 )
 def test_one_out_of_time_is_interrupted_and_its_children_end_with_it(
-    deaf: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    listens: str, closed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those in a session of their own too; one that listens to no interrupt is killed."""
     monkeypatch.setattr(bounded, "GRACE_S", 0.5)
     said = tmp_path / "said"
     with pytest.raises(subprocess.TimeoutExpired):
-        status(STARTS.format(deaf), said, 2.0)
+        status(STARTS.format(listens), said, 2.0)
     first, *rest = said.read_text().splitlines()
     assert ("closed" in rest) is closed
     for each in map(int, first.split()):

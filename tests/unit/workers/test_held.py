@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from emad_ref.workers import bounded, held
-from tests.unit.workers.test_bounded import STARTS, gone
+from tests.unit.workers.test_bounded import HEARS, STARTS, gone
 
 WAITS = "from pathlib import Path; from emad_ref.workers import held; held.status('mine', [], Path('log'))"
 
@@ -30,7 +30,7 @@ def test_the_status_what_was_said_and_where(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not bounded.PROCESSES.is_dir(), reason="the system does not tell whose children there are")
 def test_one_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(STARTS.format(""))
+    (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):
         held.status("mine", [], tmp_path / "log", 3.0)
     first, *rest = (tmp_path / "log").read_text().splitlines()
