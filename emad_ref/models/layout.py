@@ -1,9 +1,9 @@
 """How weights lie in memory: along their longer side, which a CPU multiplies faster by a few tokens, on large pages.
 
 A linear layer's weight [out, in] comes by rows. A product with n tokens reads it once at best, as fast as memory gives
-it, and a processor fetches ahead the further the longer the runs are that it reads: so a weight that is wider than
-tall in [in, out] is laid out by columns (the same numbers under the same indices, other strides). Time by columns over
-time by rows, in float32 on one thread, of a model larger than the cache:
+it, and a processor fetches ahead the further the longer the runs are that it reads: so a weight with at least as many
+outputs as inputs is laid out by columns (the same numbers under the same indices, other strides). Time by columns over
+time by rows, in float32 on one thread, of weights that together exceed the cache:
 
     out × in       n = 1     2      4      16     64
     4096 × 1024     0.79    0.70   1.12   1.00   0.99
@@ -12,8 +12,7 @@ time by rows, in float32 on one thread, of a model larger than the cache:
      512 × 128      0.67    0.67   0.68   0.78   0.89
      128 × 512      1.34    1.21   0.89   0.94   0.96
 
-Processors differ: on another one 1024 × 1024 took 1.0, 0.55 and 0.65 for 1, 4 and 16 tokens. What holds on both is that
-one token reads a wide weight faster by columns and a tall one by rows.
+Processors differ: on another one 1024 × 1024 took 1.0, 0.55 and 0.65 for 1, 4 and 16 tokens.
 
 Pages of 2 MB, which Linux gives for the asking, spare the processor looking up where 500 small ones lie: some 5 to 10 %
 of a token's time at 1.4 GB of weights.
