@@ -130,15 +130,13 @@ def moved(golden: Any, found: dict[str, Any]) -> float:
 
     Thresholds that are quantiles of a model's own signals end in the last bits of the processor that took them.
     """
-    before, now = (
-        [value for row in each["thresholds"] for value in row]
-        if isinstance(each, dict) and each.keys() == found.keys() and each["probes"] == found["probes"]
-        else None
-        for each in (golden, found)
-    )
-    if before is None or now is None or len(before) != len(now):
+    if not isinstance(golden, dict) or golden.keys() != found.keys() or golden["probes"] != found["probes"]:
         return math.inf
-    return max((abs(a - b) if a != b else 0.0 for a, b in zip(before, now, strict=True)), default=0.0)
+    before, now = ([value for row in each["thresholds"] for value in row] for each in (golden, found))
+    if len(before) != len(now):
+        return math.inf
+    # equal ones first: of two infinite ones there is no difference
+    return max((0.0 if a == b else abs(a - b) for a, b in zip(before, now, strict=True)), default=0.0)
 
 
 def same_as(golden: Taken, found: Taken, tolerance: float, noise: float = 1.0, *, declared: float = 0.0) -> Finding:

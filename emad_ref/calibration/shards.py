@@ -17,8 +17,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from emad_ref.calibration.entropies import statistics_of_batch
-from emad_ref.calibration.resume import Batches, Parts, Plan, first_probe
+from emad_ref.calibration.resume import Batches, Parts, Plan, taking
 from emad_ref.calibration.running import BUCKETS, Statistics
 from emad_ref.calibration.trace import TokenSequence, Trace, batched, stream
 from emad_ref.models.again import Whence, at_hand
@@ -81,9 +80,8 @@ class _Counted:
     batches: Sequence[list[TokenSequence]]
 
     def read(self) -> Packed:
-        stepper = at_hand(self.whence).stepper
-        first, read = first_probe(self.plan), self.plan.read(stepper.layers)
-        return Packed.of([statistics_of_batch(stepper, each, self.plan.bins, first, read) for each in self.batches])
+        taken = taking(at_hand(self.whence).stepper, self.plan)
+        return Packed.of([each for _, found in taken(self.batches) for each in found])
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 PAGE = 2 << 20  # bytes of a large page on x86-64 and most of Arm
-LARGE = 2 * PAGE  # from where on a weight gets pages of its own: less than half of the last one lies idle at worst
+LARGE = 2 * PAGE  # from where on a weight gets pages of its own: less than a third of them lies idle
 _ON_LARGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux alone
 
 

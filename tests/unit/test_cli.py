@@ -71,7 +71,7 @@ def test_calibrate_writes_a_profile_and_prints_every_layer_read(small, tmp_path,
     assert [line.split()[1] for line in lines[: len(read)]] == [str(layer) for layer in read]
     assert ["target" in line for line in lines[: len(read)]] == [layer in (2, 4) for layer in read]
     assert [float(line.split()[3]) for line in lines[: len(read)]] == pytest.approx(profile.mean_nats, abs=5e-5)
-    assert lines[len(read) :][-1] == f"{profile.tokens} tokens; written to {out}"
+    assert lines[-1] == f"{profile.tokens} tokens; written to {out}"
 
 
 def test_calibrate_uses_the_default_probes(small, tmp_path):

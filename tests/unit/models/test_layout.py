@@ -115,7 +115,7 @@ def test_embeddings_and_what_they_share_go_to_large_pages_together():
     assert torch.equal(embedding.weight, before)
 
 
-def test_a_copy_of_a_large_weight_lives_on_without_it():
+def test_a_view_of_a_large_weight_lives_on_without_it():
     laid = laid_out(torch.ones(512, 2048))
     view = laid[:2]
     del laid
