@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration.running import BUCKETS, EDGES_NATS, HIGHEST_NATS, Statistics, statistics_of
+from emad_ref.calibration.running import BUCKETS, EDGES_NATS, HIGHEST_NATS, Entropies, Statistics, counted, statistics_of
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec
@@ -66,6 +66,16 @@ def test_batches_add_up_to_the_whole():
     assert together.tokens.tolist() == [len(entropy)]
     assert together.histogram.sum(axis=-1).tolist() == [[len(entropy)] * LAYERS]
     assert total.sequences == 12
+
+
+def test_the_sums_of_a_layer_do_not_depend_on_the_layers_beside_it():
+    trace = trace_of(40)
+    whole, shown = statistics_of(trace, GRID, 2), (trace.top1[:, 1], trace.top1_probability[:, 1])
+    for layer in range(LAYERS):
+        read = Entropies(trace.entropy_nats[:, [layer]], trace.position, *shown, trace.sequences)
+        alone = counted(read, GRID)
+        for name in ("sums", "squares", "histogram"):
+            assert np.array_equal(getattr(alone, name)[:, 0], getattr(whole, name)[:, layer]), name
 
 
 def test_pooled_bins_are_the_statistics_of_the_coarser_bins():
