@@ -48,7 +48,7 @@ def tolerances(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, 
     difference = np.abs(stepwise_logits(stepper, tokens, 0) - lens_logits(stepper, tokens))
     return {
         "largest difference": float(difference.max()),
-        "bound": tolerance(loaded.geometry.family, dtype, device),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
         "tokens": length,
         "layers": stepper.layers,
     }
@@ -114,7 +114,7 @@ def graphs(model: str, dtype: str, device: str, seed: int = 0) -> dict[str, Any]
     ratios = {name: total_ratio(ByPair(seconds[name]), ByPair(seconds["captured"])) for name in ("eager", "generate")}
     return {
         "largest difference": float(difference.max()),
-        "bound": tolerance(loaded.geometry.family, dtype, device),
+        "bound": tolerance(loaded.geometry.family, dtype, device, loaded.stepper.kernel),
         "tokens": length,
         "backend": captured.backend,
         **{f"{name}, seconds a token": float(np.median(each)) / NEW for name, each in seconds.items()},

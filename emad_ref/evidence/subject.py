@@ -83,8 +83,8 @@ class Subject:
 
     @cached_property
     def tolerance(self) -> float:
-        """Largest honest difference of a logit or signal for this family, dtype and device."""
-        return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type)
+        """Largest honest difference of a logit or signal for this family, dtype, device and kernel of attention."""
+        return tolerance(self.loaded.geometry.family, self.dtype, self.stepper.device.type, self.stepper.kernel)
 
     @cached_property
     def largest_noise(self) -> float:

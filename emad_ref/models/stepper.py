@@ -105,7 +105,7 @@ class Stepper(Protocol):
 
     ``device``, ``dtype``: the head's; token ids go in there, states and logits come out there. ``places``: devices of
     the blocks. ``layers``: L, the decoder's blocks. ``vocabulary``: V. ``geometry``: sizes, for FLOPs.
-    ``max_positions``: positions the model was made for.
+    ``max_positions``: positions the model was made for. ``kernel``: of its attention, ``sdpa`` or ``eager``.
     ``softcap``: cap c on logits, c·tanh(z/c), or None.
     ``unembedding`` [V, E] rows of the head, ``unembedding_bias`` [V] or None: logits are
     softcap(normed(h) · unembeddingᵀ + unembedding_bias).
@@ -125,6 +125,8 @@ class Stepper(Protocol):
     def vocabulary(self) -> int: ...
     @property
     def max_positions(self) -> int: ...
+    @property
+    def kernel(self) -> str: ...
     @property
     def softcap(self) -> float | None: ...
     @property

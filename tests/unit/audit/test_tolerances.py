@@ -29,6 +29,12 @@ def test_float32_inside_sets_a_floor_in_float64() -> None:
     assert tolerance("gemma2", "float64", "cpu") >= 1e-6
 
 
+def test_eager_attention_has_float32_inside_which_half_the_bits_do_not_notice() -> None:
+    assert tolerance("gpt_neox", "float64", "cpu", "eager") == tolerance("llama", "float64", "cpu")
+    for dtype in ("float32", "float16", "bfloat16"):
+        assert tolerance("gpt_neox", dtype, "cpu", "eager") == tolerance("gpt_neox", dtype, "cpu")
+
+
 @pytest.mark.parametrize("family", ["smollm2", "mamba"])
 def test_a_family_that_cannot_be_loaded_has_no_tolerance(family: str) -> None:
     with pytest.raises(BadArgument, match=rf"model_type='{family}', but expected one of .*gpt_neox.*families\.py"):
