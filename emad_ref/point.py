@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument
 from emad_ref.signals import ENTROPY, SIGNALS, layers_read
@@ -267,6 +271,13 @@ class OperatingPoint:
             self._require_confident(self.confidence)
         elif SIGNALS[self.signal].parametrised:
             raise BadArgument("confidence", None, f"the parameters of {self.signal}", "see policy.early_exit")
+
+    @cached_property
+    def table(self) -> NDArray[np.float32]:
+        """[bins, probes] ``thresholds`` as signals are compared with them, read-only; [1, 0] without probes."""
+        table = np.array(self.thresholds, dtype=np.float32)
+        table.flags.writeable = False
+        return table
 
     def _require_scheduled(self) -> None:
         """Refuse what the schedule needs and lacks, and what it would ignore."""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +87,25 @@ def joined(arrivals: Sequence[Arrival]) -> Arrival:
 _NONE = np.empty(0, dtype=np.int64)
 
 
+class _Running(NamedTuple):
+    """Batch rows of a step that have not stopped, at least one, each [running]: ``rows`` their numbers, what they may
+    take, and whether the rule is asked about them; the lowest cap, and whether it is asked about any.
+
+    Made anew where rows stop, not at every probe: on a few rows NumPy takes longer to be asked than to answer.
+    """
+
+    rows: Ints
+    caps: Ints
+    asked: Bools
+    lowest: int
+    any_asked: bool
+
+    @staticmethod
+    def of(rows: Ints, cap: Ints, asked: Bools) -> _Running:
+        caps, mine = cap[rows], asked[rows]
+        return _Running(rows, caps, mine, int(caps.min()), bool(mine.any()))
+
+
 class Walker:
     """Takes feeds up the layers: everything a step needs that does not change from token to token."""
 
@@ -121,35 +141,35 @@ class Walker:
 
     def _ask(self, feed: Feed) -> Arrival:
         """Row by row as the rule decides, from halt to halt."""
-        (rows, queries), asked, last, work = feed.tokens.shape, feed.asked, feed.last, feed.store.work
+        (rows, queries), last, work = feed.tokens.shape, feed.last, feed.store.work
         cap, depth = feed.cap.copy(), np.zeros((rows, queries), dtype=np.int64)
         signal = np.full((rows, queries, len(self.column)), np.nan)
         read_at = signal[:, -1]  # a view: a probe reads the row's last token, the only one where it is asked
         logits: Tensor | None = None
-        running, at = np.arange(rows), 0  # batch rows that have not stopped
+        running, at = _Running.of(np.arange(rows), cap, feed.asked), 0
         bins: NDArray[np.intp] | None = None
         hidden = self.stepper.embed(feed.tokens, feed.frame)
         flow = self.schedule.flow(Start(feed.store, self.point.ceiling, hidden, feed.frame, self.translators))
         self.watch.begin()
-        while len(running):
-            layer = self._next_halt(at, cap[running], asked[running])
+        while True:
+            layer = self._next_halt(at, running)
             hidden = flow.run(at, layer)  # [running, n, D]
             at = layer
-            stops = cap[running] == layer
+            stops = running.caps == layer
             seen: Tensor | None = None
-            probe = self.column.get(layer)
-            if probe is not None and asked[running].any():
+            probe = self.column.get(layer) if running.any_asked else None
+            if probe is not None:
                 read = self.watch.see(hidden[:, -1], probe, work)
                 values = read.signal.double().cpu().numpy()
-                read_at[running, probe] = values
+                read_at[running.rows, probe] = values
                 if probe == 0:
-                    bins = self._bins(feed.frame, running, read.logits)
-                here = None if bins is None else bins[running]
-                may = asked[running]
-                fired = fires(self.point, probe, values.astype(np.float32), here, feed.decided[running])
-                stops = stops | (may & fired)
+                    bins = self._bins(feed.frame, running.rows, read.logits)
+                here = None if bins is None else bins[running.rows]
+                fired = fires(self.point, probe, values.astype(np.float32), here, feed.decided[running.rows])
+                stops |= running.asked & fired
                 if self.point.interpolate:
-                    self._plan(cap, running, probe, read_at, here, may)
+                    self._plan(cap, running, probe, read_at, here)
+                    running = _Running.of(running.rows, cap, feed.asked)
                 seen = None if read.logits is None else read.logits[:, None]
             if not stops.any():
                 continue
@@ -158,26 +178,28 @@ class Walker:
                 z = self.watch.emit(rows_of(hidden, stopped)[:, queries - last :], layer, work)
             else:
                 z = rows_of(seen, stopped)[:, 1 - last :]
-            depth[running[stopped]] = layer
+            gone = running.rows[stopped]
+            depth[gone] = layer
             if len(z) == rows:
                 logits = z
             else:
                 logits = z.new_empty(rows, last, z.shape[-1]) if logits is None else logits
-                logits[torch.from_numpy(running[stopped]).to(z.device)] = z
+                logits[torch.from_numpy(gone).to(z.device)] = z
             flow.stop(stopped, going, layer)
-            running = running[going]
-            if len(running):
-                self.watch.keep(torch.from_numpy(going).to(hidden.device))
-        assert logits is not None, "some row stops at some layer"
+            if not len(going):
+                break
+            running = _Running.of(running.rows[going], cap, feed.asked)
+            self.watch.keep(torch.from_numpy(going).to(hidden.device))
         flow.finish()
         return Arrival(logits, depth, signal, feed.cap)
 
-    def _next_halt(self, at: int, cap: Ints, asked: Bools) -> int:
+    def _next_halt(self, at: int, running: _Running) -> int:
         """The next layer after which some running row may stop: its cap, or a probe where one is asked."""
-        lowest = int(cap.min())
-        if asked.any():
-            return min([lowest, *(probe for probe in self.column if at < probe < lowest)])
-        return lowest
+        if running.any_asked:
+            for probe in self.point.probes:
+                if probe > at:
+                    return min(probe, running.lowest)
+        return running.lowest
 
     def _bins(self, frame: Frame, running: Ints, logits: Tensor | None) -> NDArray[np.intp] | None:
         """Bin of each batch row that is running at the first probe, 0 of the others; None where there is one bin.
@@ -196,13 +218,11 @@ class Walker:
         bins[running] = bin_index(spec, position, confidence, top1)
         return bins
 
-    def _plan(
-        self, cap: Ints, running: Ints, probe: int, signal: Floats, bins: NDArray[np.intp] | None, may: Bools
-    ) -> None:
+    def _plan(self, cap: Ints, running: _Running, probe: int, signal: Floats, bins: NDArray[np.intp] | None) -> None:
         """Lower the caps of rows that are to leave before the next probe."""
         if probe == 0:
             return
-        before, here = (signal[running, i].astype(np.float32) for i in (probe - 1, probe))
+        before, here = (signal[running.rows, i].astype(np.float32) for i in (probe - 1, probe))
         planned = planned_exits(self.point, probe, before, here, bins)
-        chosen = may & (planned > 0)
-        cap[running[chosen]] = np.minimum(cap[running[chosen]], planned[chosen])
+        chosen = running.asked & (planned > 0)
+        cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])

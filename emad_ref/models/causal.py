@@ -32,7 +32,7 @@ from emad_ref.models.agreement import (
 from emad_ref.models.anatomy import FAST, FULL, SLIDING, WALKED, anatomy_of, layer_kinds
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
-from emad_ref.models.fused import fused
+from emad_ref.models.fused import fused, fused_norm
 from emad_ref.models.fused.parts import Step, Turns, signed
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.graphs import graphs_of
@@ -98,6 +98,8 @@ class CausalStepper:
         self.window: int | None = config.sliding_window if windowed else None
         self._embedding = visited("embedding", model.get_input_embeddings(), self.device)
         self._final_norm = self._part(decoder, self.anatomy.final_norm)
+        known = None if backend == WALKED or self._final_norm is None else fused_norm(self._final_norm)
+        self._norm = known or self._final_norm
         self._project_in = self._part(decoder, self.anatomy.project_in)
         self._project_out = self._part(decoder, self.anatomy.project_out)
         self._positions: Any = part_named(config.model_type, decoder, self.anatomy.positions)
@@ -229,8 +231,8 @@ class CausalStepper:
         What a family divides its logits by is divided out here, so that estimates that read some rows of the head
         need not know of it.
         """
-        if self._final_norm is not None:
-            hidden = self._final_norm(hidden)
+        if self._norm is not None:
+            hidden = self._norm(hidden)
         if self._logits_divisor is not None:
             hidden = hidden / self._logits_divisor
         return hidden if self._project_out is None else self._project_out(hidden)

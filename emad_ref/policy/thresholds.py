@@ -135,7 +135,7 @@ def fires(
     Raises:
         BadArgument: several rows of thresholds without bins, decaying ones without the tokens' indices.
     """
-    column = np.array([row[probe] for row in point.thresholds], dtype=np.float32)
+    column = point.table[:, probe]
     if bins is None and len(column) > 1:
         raise BadArgument("bins", None, f"a bin in 0–{len(column) - 1} for every signal", "see policy.bins")
     threshold = column[0] if bins is None else column[bins]
@@ -172,8 +172,7 @@ def planned_exits(
     if not 0 < probe < len(point.probes) - 1:
         return none
     left, at, right = point.probes[probe - 1 : probe + 2]
-    rows = np.array(point.thresholds, dtype=np.float32)
-    near, far = (rows[0, i] if bins is None else rows[bins, i] for i in (probe, probe + 1))
+    near, far = (point.table[0, i] if bins is None else point.table[bins, i] for i in (probe, probe + 1))
     slope = (here - before) / np.float32(at - left)
     for layer in reversed(range(at + 1, right)):  # the shallowest that fires is written last
         share = np.float32((layer - at) / (right - at))

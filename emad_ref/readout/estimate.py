@@ -69,6 +69,9 @@ class Reader(Protocol):
     def read(self, hidden: Tensor, probe: int) -> Reading:
         """Read states [rows, D] after the ``probe``-th probe (from 0)."""
 
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        """That of ``read`` alone [rows], which is all that a decision takes."""
+
     def raw(self, hidden: Tensor) -> Reading:
         """Read states [rows, D] after any layer, without correction.
 
@@ -88,6 +91,9 @@ class FullReader:
     def read(self, hidden: Tensor, probe: int) -> Reading:
         return self.raw(hidden)
 
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return self.read(hidden, probe).entropy_nats
+
     def raw(self, hidden: Tensor) -> Reading:
         logits = self.stepper.logits(hidden)
         return Reading(*full_softmax(logits), logits)
@@ -104,7 +110,11 @@ class LogitReader:
     correction: tuple[tuple[float, float], ...]
 
     def read(self, hidden: Tensor, probe: int) -> Reading:
-        return corrected(self.raw(hidden), self.correction, probe)
+        raw = self.raw(hidden)
+        return replace(raw, entropy_nats=corrected(raw.entropy_nats, self.correction, probe))
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return self.read(hidden, probe).entropy_nats
 
     def raw(self, hidden: Tensor) -> Reading:
         return Reading(*self.estimate(self.stepper.normed(hidden)))
@@ -118,25 +128,26 @@ class LinearReader:
     estimate: Linear
     macs_per_row: int
     correction: tuple[tuple[float, float], ...]
-    unknown: tuple[Tensor, Tensor]
-    """Token and probability of any row, as numbers without a dimension."""
     kind: str = "linear"
 
     def read(self, hidden: Tensor, probe: int) -> Reading:
-        entropy = self.estimate(self.stepper.normed(hidden), probe)
-        token, probability = (each.expand(len(entropy)) for each in self.unknown)
-        return corrected(Reading(entropy, token, probability), self.correction, probe)
+        entropy = self.entropy_nats(hidden, probe)
+        token = torch.full(entropy.shape, UNKNOWN_TOKEN, device=entropy.device)
+        return Reading(entropy, token, torch.full_like(entropy, torch.nan))
+
+    def entropy_nats(self, hidden: Tensor, probe: int) -> Tensor:
+        return corrected(self.estimate(self.stepper.normed(hidden), probe), self.correction, probe)
 
     def raw(self, hidden: Tensor) -> Reading:
         raise BadArgument("estimator.kind", "linear", "an estimator that reads any layer", "read it at its probes")
 
 
-def corrected(reading: Reading, correction: Sequence[tuple[float, float]], probe: int) -> Reading:
-    """``reading`` with the line of ``probe`` applied; itself where there is none."""
+def corrected(entropy: Tensor, correction: Sequence[tuple[float, float]], probe: int) -> Tensor:
+    """``entropy`` with the line of ``probe`` applied; itself where there is none."""
     if not correction:
-        return reading
+        return entropy
     slope, intercept = correction[probe]
-    return replace(reading, entropy_nats=slope * reading.entropy_nats + intercept)
+    return slope * entropy + intercept
 
 
 def reader_of(stepper: Stepper, estimator: Estimator, probes: Sequence[int]) -> Reader:
@@ -172,9 +183,7 @@ def _lowrank(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
 
 def _linear(stepper: Stepper, estimator: Estimator, probes: int) -> Reader:
     estimate = linear_probe(estimator.weights, probes, stepper.unembedding)
-    device, dtype = estimate.weights.device, estimate.weights.dtype
-    unknown = torch.tensor(UNKNOWN_TOKEN, device=device), torch.tensor(torch.nan, device=device, dtype=dtype)
-    return LinearReader(stepper, estimate, _charged(stepper, estimate.macs_per_row), estimator.correction, unknown)
+    return LinearReader(stepper, estimate, _charged(stepper, estimate.macs_per_row), estimator.correction)
 
 
 READERS: dict[str, Callable[[Stepper, Estimator, int], Reader]] = {

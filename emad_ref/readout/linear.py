@@ -20,18 +20,16 @@ from emad_ref.errors import BadArgument
 
 @dataclass(frozen=True, eq=False)
 class Linear:
-    """``weights`` [probes, E], ``intercepts`` [probes]."""
+    """Per probe its ``weights`` [E] and ``intercepts``."""
 
-    weights: Tensor
-    intercepts: Tensor
-
-    @property
-    def macs_per_row(self) -> int:
-        return self.weights.shape[1]
+    weights: tuple[Tensor, ...]
+    intercepts: tuple[float, ...]
+    macs_per_row: int
 
     def __call__(self, normed: Tensor, probe: int) -> Tensor:
         """Ĥ in nats [rows] of the head's input [rows, E] at the ``probe``-th probe (from 0)."""
-        return normed.to(self.weights.dtype) @ self.weights[probe] + self.intercepts[probe]
+        weights = self.weights[probe]
+        return normed.to(weights.dtype) @ weights + self.intercepts[probe]
 
 
 def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> Linear:
@@ -52,4 +50,5 @@ def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) 
         )
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     table = torch.tensor([list(row) for row in weights], dtype=dtype, device=like.device)
-    return Linear(table[:, :-1].contiguous(), table[:, -1].contiguous())
+    intercepts = table[:, -1].tolist()  # numbers, rounded as the weights are: a tensor of one costs a lookup a probe
+    return Linear(table[:, :-1].contiguous().unbind(), tuple(intercepts), width)

@@ -54,9 +54,10 @@ class EstimateWatch(HeadWatch):
 
     def see(self, hidden: Tensor, probe: int, work: Work) -> Seen:
         layer = self.point.probes[probe]
-        work.readout_rows[self.kind, layer - 1] += len(hidden)
-        work.readout_macs[self.kind, layer - 1] += len(hidden) * self.reader.macs_per_row
-        return Seen(shown(self.reader.read(hidden, probe).entropy_nats, f"after layer {layer}"), None)
+        rows = hidden.shape[0]
+        work.readout_rows[self.kind, layer - 1] += rows
+        work.readout_macs[self.kind, layer - 1] += rows * self.reader.macs_per_row
+        return Seen(shown(self.reader.entropy_nats(hidden, probe), f"after layer {layer}"), None)
 
 
 class AgreementWatch(HeadWatch):

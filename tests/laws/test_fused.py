@@ -16,7 +16,7 @@ from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused, neox, opt, parts
+from emad_ref.models.fused import fused, fused_norm, neox, opt, parts
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
@@ -212,6 +212,38 @@ class TestKeepsItsForward:
         kind = type(next(module for name, module in block.named_modules() if name.endswith(("attention", "attn"))))
         monkeypatch.setattr(kind, "forward", lambda self, *args, **kwargs: None)
         assert fused(block, "sdpa") is None
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", [family for family in FUSED if family != "opt_350m"])  # which has none
+@torch.inference_mode()
+def test_the_norm_before_the_head_is_the_modules_to_the_bit(family, dtype):
+    fast, slow = pair(family, dtype)
+    assert fast._norm is not fast._final_norm
+    assert slow._norm is slow._final_norm
+    states = 3 * torch.randn(
+        2, 5, fast.geometry.hidden, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    for some in (states, states[0], states[0, :1], states[0, 0]):
+        ours, theirs = (stepper.normed(some.to(DTYPES[dtype])) for stepper in (fast, slow))
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["gpt_neox", "llama"])
+def test_a_norm_that_is_not_as_it_was_made_is_called(family, monkeypatch):
+    norm = CausalStepper(small_model(family))._final_norm
+    assert fused_norm(norm) is not None
+    handle = norm.register_forward_hook(lambda *_: None)
+    assert fused_norm(norm) is None
+    handle.remove()
+    norm.forward = type(norm).forward.__get__(norm)
+    assert fused_norm(norm) is None
+    del norm.forward
+    assert fused_norm(norm) is not None
+    kind = type(norm)
+    norm.__class__ = type(kind.__name__, (kind,), {"__module__": __name__})
+    assert fused_norm(norm) is None
+    assert fused_norm(nn.GroupNorm(1, 4)) is None
 
 
 def test_other_families_keep_their_forward():

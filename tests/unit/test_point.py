@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
@@ -64,6 +65,16 @@ def test_adaptive_means_that_some_token_could_leave_early():
     assert not replace(POINT, thresholds=((-math.inf, -math.inf),)).adaptive
     assert not full_depth(12).adaptive
     assert not truncated(12, 3).adaptive
+
+
+def test_thresholds_are_compared_as_float32_and_nobody_writes_to_them():
+    point = OperatingPoint("p", "quantile", 4, 4, (1, 3), ((0.1, 2.0),))
+    assert point.table.tolist() == [[np.float32(0.1), 2.0]]
+    with pytest.raises(ValueError, match="read-only"):
+        point.table[0, 0] = 1.0
+    assert replace(point, thresholds=((0.5, 2.0),)).table[0, 0] == 0.5
+    assert point == OperatingPoint("p", "quantile", 4, 4, (1, 3), ((0.1, 2.0),))
+    assert full_depth(3).table.shape == (1, 0)
 
 
 def test_full_depth_and_truncation_differ_in_their_ceiling_alone():

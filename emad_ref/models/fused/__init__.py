@@ -21,9 +21,10 @@ from typing import Any
 from torch import nn
 
 from emad_ref.models.fused import llama, neox, opt
-from emad_ref.models.fused.parts import Step
+from emad_ref.models.fused.parts import Pointwise, Step, layer_norm
 
 MAKERS: dict[str, Callable[[Any], Step | None]] = {**neox.MAKERS, **llama.MAKERS, **opt.MAKERS}
+NORMS: dict[str, Callable[[Any], Pointwise]] = {"LayerNorm": layer_norm, **llama.NORMS}
 # layers that steps compute by themselves, and those that do nothing in eval mode
 _PLAIN = (nn.Linear, nn.LayerNorm, nn.Dropout, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU, nn.Tanh)
 
@@ -34,12 +35,22 @@ def fused(block: nn.Module, kernel: str) -> Step | None:
     return maker(block) if maker is not None and kernel == "sdpa" and _untouched(block) else None
 
 
-def _untouched(block: nn.Module) -> bool:
-    """Only modules of the block's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
-    home = type(block).__module__
-    if not home.startswith("transformers.models."):
+def fused_norm(module: nn.Module) -> Pointwise | None:
+    """The norm in front of the head as a function of states [..., D]; None where it is not one known to the bit."""
+    maker = NORMS.get(type(module).__name__)
+    if maker is None or not _untouched(module):
+        return None
+    norm = maker(module)
+    # a vector is a token alone to a step, and summed in another order
+    return lambda states: norm(states) if states.dim() > 1 else norm(states[None])[0]
+
+
+def _untouched(part: nn.Module) -> bool:
+    """Only modules of the part's own source, activations, and PyTorch's; none of them hooked, patched or wrapped."""
+    home = type(part).__module__
+    if type(part) not in _PLAIN and not home.startswith("transformers.models."):
         return False
-    for module in block.modules():
+    for module in part.modules():
         kind = type(module)
         if module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module):
             return False

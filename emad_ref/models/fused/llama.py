@@ -149,6 +149,17 @@ def _width(module: nn.Module) -> tuple[int, ...]:
     return tuple(parameters(module)["weight"].shape)
 
 
+NORMS: dict[str, Callable[[Any], Pointwise]] = {
+    "LlamaRMSNorm": rounded_first,
+    "Qwen2RMSNorm": rounded_first,
+    "Qwen3RMSNorm": rounded_first,
+    "MistralRMSNorm": rounded_first,
+    "SmolLM3RMSNorm": rounded_first,
+    "GraniteRMSNorm": rounded_first,
+    "GemmaRMSNorm": one_more,
+    "Gemma3RMSNorm": one_more,
+    "Olmo2RMSNorm": rounded_last,
+}
 _BEFORE = Names("input_layernorm", None, "post_attention_layernorm", None, rounded_first)
 _AFTER = Names(None, "post_attention_layernorm", None, "post_feedforward_layernorm", rounded_last)
 _AROUND = Names(

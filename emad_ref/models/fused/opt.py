@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from emad_ref.models.fused.parts import Given, Pointwise, Step, activation, alone, attended, linear, parameters
+from emad_ref.models.fused.parts import Given, Step, activation, alone, attended, layer_norm, linear, parameters
 
 
 def opt(block: Any) -> Step:
@@ -16,7 +15,7 @@ def opt(block: Any) -> Step:
     attention, before = block.self_attn, block.do_layer_norm_before
     head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
     act = activation(block.activation_fn)
-    first, second = _layer_norm(block.self_attn_layer_norm), _layer_norm(block.final_layer_norm)
+    first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
     query_of, key_of, value_of = (parameters(getattr(attention, f"{name}_proj")) for name in "qkv")
     out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)
 
@@ -36,11 +35,6 @@ def opt(block: Any) -> Step:
         return (changed if before else second(changed)).view(hidden.shape)
 
     return step
-
-
-def _layer_norm(module: nn.LayerNorm) -> Pointwise:
-    width, eps, own = module.normalized_shape, module.eps, parameters(module)
-    return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
 
 
 MAKERS: dict[str, Callable[[Any], Step | None]] = {"OPTDecoderLayer": opt}

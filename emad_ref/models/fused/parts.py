@@ -134,6 +134,12 @@ def parameters(module: nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
+def layer_norm(module: nn.LayerNorm) -> Pointwise:
+    """``module`` as a function, without the four calls that are made to enter it."""
+    width, eps, own = module.normalized_shape, module.eps, parameters(module)
+    return lambda states: torch.layer_norm(states, width, own["weight"], own["bias"], eps)
+
+
 def activation(module: nn.Module) -> Pointwise:
     """``module`` as a function: PyTorch's own where it does nothing but call it."""
     if type(module).__name__ == "GELUActivation":

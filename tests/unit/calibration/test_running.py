@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.calibration.running import BUCKETS, EDGES_NATS, HIGHEST_NATS, Entropies, Statistics, counted, statistics_of
+from emad_ref.calibration.running import (
+    BUCKETS,
+    EDGES_NATS,
+    HIGHEST_NATS,
+    Entropies,
+    Statistics,
+    counted,
+    statistics_of,
+)
 from emad_ref.calibration.trace import Trace
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec

@@ -76,6 +76,14 @@ def test_a_correction_moves_the_entropy_of_its_probe_and_nothing_else(stepper, h
     assert torch.equal(uncorrected.read(hidden, 1).entropy_nats, raw.entropy_nats)
 
 
+@pytest.mark.parametrize("estimator", EVERY, ids=lambda e: e.name)
+@torch.inference_mode()
+def test_a_decision_takes_the_entropy_that_a_trace_records(stepper, hidden, estimator):
+    reader = reader_of(stepper, estimator, PROBES)
+    for probe in range(len(PROBES)):
+        assert torch.equal(reader.entropy_nats(hidden, probe), reader.read(hidden, probe).entropy_nats)
+
+
 @torch.inference_mode()
 def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hidden):
     reader = reader_of(stepper, EVERY[-1], PROBES)
