@@ -1,8 +1,9 @@
 """What probes every four layers cost in the decode loop, by estimator, retrieval included; the paper says "negligible".
 
 Random weights of Pythia-410M's geometry, batch 1, thresholds that never fire: every token runs to the last layer and
-reads every probe, beside full depth without probes on the same prompts. How good each estimate is stands in
-``suites/ablations/test_estimator.py``. Slow; run by ``pytest --run-slow -s``.
+reads every probe, beside full depth without probes on the same prompts. The cheapest probes are timed once more, alone
+with their rival and in shorter turns: what else runs on a machine changes by the second, by more than they cost. How
+good each estimate is stands in ``suites/ablations/test_estimator.py``. Slow; run by ``pytest --run-slow -s``.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from emad_ref.protocol import Prompt
 from emad_ref.verdict.times import log_ratio
 from emad_ref.verdict.units import ByPair
 
-PAIRS, NEW, K, RANK = 12, 12, 64, 64
+K, RANK = 64, 64
+TIMED, TURNS = (12, 12), (60, 4)  # pairs, new tokens: of all estimators side by side, of a cheap one and its rival
 ESTIMATORS = (
     Estimator(),
     Estimator("topk", k=K),
@@ -43,44 +45,53 @@ def stepper():
 
 
 @pytest.fixture(scope="module")
-def ratios(stepper):
-    """Estimator's name → time of decoding over that without probes, with its interval."""
+def points(stepper):
+    """Estimator's name, or ``no probes``, → a point that never exits."""
     layers, width = stepper.layers, stepper.unembedding.shape[1]
     probes = tuple(range(4, layers, 4))
     weights = tuple(map(tuple, np.random.default_rng(0).normal(size=(len(probes), width + 1))))
     never = ((-math.inf,) * len(probes),)
-    points = {"no probes": full_depth(layers)} | {
+    return {"no probes": full_depth(layers)} | {
         estimator.name: OperatingPoint(estimator.name, "never", layers, layers, probes, never, estimator=estimator)
         for estimator in (*ESTIMATORS, Estimator("linear", weights=weights))
     }
-    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary, PAIRS + 1)
-    decoders = {name: WalkedDecoder(stepper, point) for name, point in points.items()}
+
+
+def timed(stepper, points, pairs, new):
+    """Estimator's name → time of decoding over that without probes, with its interval; printed."""
+    prompts = np.random.default_rng(1).integers(0, stepper.vocabulary, pairs + 1)
 
     def arm(decoder):
         def run(pair):
-            decoder.generate(
-                [Prompt(prompts[[pair]])], NEW, frozenset()
-            )  # one token: without a prompt all steps are alike
+            # one token: without a prompt all steps are alike
+            decoder.generate([Prompt(prompts[[pair]])], new, frozenset())
 
         return run
 
-    timings = paired({name: arm(decoder) for name, decoder in decoders.items()}, PAIRS, np.random.default_rng(2))
-    seconds = timings.seconds
-    return {
+    arms = {name: arm(WalkedDecoder(stepper, point)) for name, point in points.items()}
+    seconds = paired(arms, pairs, np.random.default_rng(2)).seconds
+    ratios = {
         name: log_ratio(ByPair(seconds[name]), ByPair(seconds["no probes"])) for name in points if name != "no probes"
     }
+    for name, ratio in ratios.items():
+        print(f"{name:24s} {ratio.value:.3f} × a step without probes [{ratio.low:.3f}, {ratio.high:.3f}]")
+    return ratios
+
+
+@pytest.fixture(scope="module")
+def ratios(stepper, points):
+    return timed(stepper, points, *TIMED)
 
 
 def test_every_estimator_is_timed_in_the_loop_with_its_retrieval(ratios):
-    for name, ratio in ratios.items():
-        print(f"{name:24s} {ratio.value:.3f} × a step without probes [{ratio.low:.3f}, {ratio.high:.3f}]")
     assert len(ratios) == len(ESTIMATORS) + 1
 
 
 @pytest.mark.parametrize("kind", BOUNDS)
-def test_a_cheap_probe_costs_what_it_may(ratios, kind):
-    (name,) = (name for name in ratios if name.startswith(kind))
-    assert ratios[name].value <= BOUNDS[kind], f"{name}: {ratios[name].value:.3f} ×"
+def test_a_cheap_probe_costs_what_it_may(stepper, points, kind):
+    chosen = {name: point for name, point in points.items() if name == "no probes" or name.startswith(kind)}
+    (ratio,) = timed(stepper, chosen, *TURNS).values()
+    assert ratio.value <= BOUNDS[kind]
 
 
 def test_a_full_probe_costs_more_than_a_cheap_one(ratios):

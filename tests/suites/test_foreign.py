@@ -54,6 +54,7 @@ PLANTED = {  # defect → what the run must say
 }
 
 
+@pytest.mark.slow  # every suite; honest decoders of other makes pass them in the self-check
 def test_an_honest_foreign_decoder_passes_every_suite(
     pytester: pytest.Pytester, judge_apart: Run, tiny: Path, ungated: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_without_a_network_and_a_cache_the_refusal_is_quick(cache: Path, monkeyp
     assert "Retrying" not in done.stderr
 
 
+@pytest.mark.slow  # three runs; that a revision names a model is held without a run
 def test_a_revision_reaches_report_and_golden_and_the_golden_holds_for_another_commit(
     judge_apart: Run, cache: Path, tiny: Path, tmp_path: Path
 ) -> None:
