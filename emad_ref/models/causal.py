@@ -33,7 +33,7 @@ from emad_ref.models.anatomy import FAST, FULL, SLIDING, WALKED, anatomy_of, lay
 from emad_ref.models.cache import Cache
 from emad_ref.models.families import row_of
 from emad_ref.models.fused import fused, fused_norm
-from emad_ref.models.fused.parts import Step, Turns, signed
+from emad_ref.models.fused.parts import Step, Turns, alone, signed
 from emad_ref.models.geometry import Geometry, geometry_of
 from emad_ref.models.graphs import graphs_of
 from emad_ref.models.placement import bare, device_of, to_device, visited
@@ -198,15 +198,16 @@ class CausalStepper:
             if replayed is not None:
                 return replayed
         here: Station | None = None
+        shape = hidden.shape
         for (block, station), step in zip(self._blocks[first:last], self._steps[first:last], strict=True):
             if station != here:  # looked up where it changes: in a small model every call counts
                 here, hidden, given = station, to_device(hidden, station.device), None
             if step is None or cache is None:
-                hidden = block(hidden, **prepared.arguments(station))
+                hidden = block(hidden.view(shape), **prepared.arguments(station))
             else:
                 given = given or prepared.given(station)
-                hidden = step(hidden, given)
-        return to_device(hidden, self.device)
+                hidden = step(alone(hidden), given)
+        return to_device(hidden.view(shape), self.device)
 
     def fill(self, hidden: Tensor, layer: int, frame: Frame, cache: Cache) -> None:
         """Write K and V of ``layer`` (1…L) from the state below it, ``hidden`` [rows, n, D]; no attention, no MLP.

@@ -15,8 +15,9 @@ from torch.nn import functional as F
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
+from emad_ref.models import causal
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused, fused_norm, neox, opt, parts
+from emad_ref.models.fused import fused, fused_norm, parts
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
 from tests.small import LAYERS, VOCABULARY, small_config, small_model
@@ -99,8 +100,7 @@ def test_fused_steps_are_the_modules(family, dtype):
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
     monkeypatch.setattr(parts, "gelu", F.gelu)
-    for steps in (neox, opt):
-        monkeypatch.setattr(steps, "alone", lambda hidden: hidden)
+    monkeypatch.setattr(causal, "alone", lambda hidden: hidden)
     fast, slow = pair(family, dtype)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
     assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))

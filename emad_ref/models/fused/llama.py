@@ -24,11 +24,11 @@ from emad_ref.models.fused.parts import (
     Step,
     Turns,
     activation,
-    alone,
     attended,
     linear,
     parameters,
     turn,
+    turn_alone,
 )
 
 
@@ -61,8 +61,7 @@ def llama(names: Names, block: Any) -> Step:
         split = projected.view(*tokens, -1, head)
         return norm(split) if norm is not None and not whole else split
 
-    def step(hidden: Tensor, given: Given) -> Tensor:
-        states = alone(hidden)
+    def step(states: Tensor, given: Given) -> Tensor:
         normed = states if first is None else first(states)
         if states.dim() == 1 and query_norm is None:
             packed = given.packed((query_of["weight"].shape[0], key_of["weight"].shape[0], head), _packed)
@@ -71,9 +70,9 @@ def llama(names: Names, block: Any) -> Step:
             query, key, value = packed.query, packed.key, packed.value
             if turns:
                 assert given.turns is not None
-                turn(packed.turned, given.turns)
+                turn_alone(packed.turned, given.turns)
         else:
-            tokens = hidden.shape[:2]
+            tokens = states.shape[:-1] if states.dim() > 1 else torch.Size((1, 1))
             query, key = heads(normed, query_of, query_norm, tokens), heads(normed, key_of, key_norm, tokens)
             value = heads(normed, value_of, None, tokens).transpose(1, 2)
             if turns:
@@ -82,13 +81,11 @@ def llama(names: Names, block: Any) -> Step:
                 query, key = both.split((query.shape[2], key.shape[2]), dim=2)
             query, key = query.transpose(1, 2), key.transpose(1, 2)
         keys, values = given.writer.update(key, value, index)
-        seen = attended(query, keys, values, given, scale)
-        change = linear(seen.view(*states.shape[:-1], -1), out)
+        change = linear(attended(query, keys, values, given, scale, states), out)
         base = _joined(states, change if after_first is None else after_first(change), factor)
         normed = base if second is None else second(base)
         change = linear(act(linear(normed, gate)) * linear(normed, up), down)
-        changed = _joined(base, change if after_second is None else after_second(change), factor)
-        return changed.view(hidden.shape)
+        return _joined(base, change if after_second is None else after_second(change), factor)
 
     return step
 

@@ -14,11 +14,11 @@ from emad_ref.models.fused.parts import (
     Step,
     Turns,
     activation,
-    alone,
     attended,
     linear,
     parameters,
     turn,
+    turn_alone,
 )
 
 
@@ -33,28 +33,25 @@ def gpt_neox(block: Any) -> Step:
     mix, out = parameters(attention.query_key_value), parameters(attention.dense)
     up, down = parameters(mlp.dense_h_to_4h), parameters(mlp.dense_4h_to_h)
 
-    def step(hidden: Tensor, given: Given) -> Tensor:
-        rows, queries, _width = hidden.shape
-        states = alone(hidden)
+    def step(states: Tensor, given: Given) -> Tensor:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
         assert given.turns is not None
         if states.dim() == 1:
             packed = given.packed((normed.shape[0] // head, head), _packed)
             linear(normed, mix, packed.written[0])
-            turn(packed.turned, given.turns)
+            turn_alone(packed.turned, given.turns)
             query, key, value = packed.query, packed.key, packed.value
         else:
             # each head's output is [query | key | value], so this view costs nothing
-            mixed = linear(normed, mix).view(rows, queries, -1, 3, head)
+            mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
             turn(_turned(mixed, given.turns), given.turns)
             query, key, value = mixed.transpose(1, 2).unbind(3)
         keys, values = given.writer.update(key, value, index)
-        change = linear(attended(query, keys, values, given, scale).view(states.shape), out)
+        change = linear(attended(query, keys, values, given, scale, states), out)
         base = states if parallel else change + states
         normed = torch.layer_norm(base, width, inner_norm["weight"], inner_norm["bias"], second_eps)
         inner = linear(act(linear(normed, up)), down)
-        changed = inner.add_(change).add_(states) if parallel else inner.add_(base)
-        return changed.view(hidden.shape)
+        return inner.add_(change).add_(states) if parallel else inner.add_(base)
 
     return step
 

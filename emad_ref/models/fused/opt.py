@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from emad_ref.models.fused.parts import Given, Step, activation, alone, attended, layer_norm, linear, parameters
+from emad_ref.models.fused.parts import Given, Step, activation, attended, layer_norm, linear, parameters
 
 
 def opt(block: Any) -> Step:
@@ -19,20 +19,18 @@ def opt(block: Any) -> Step:
     query_of, key_of, value_of = (parameters(getattr(attention, f"{name}_proj")) for name in "qkv")
     out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)
 
-    def step(hidden: Tensor, given: Given) -> Tensor:
-        rows, queries, _width = hidden.shape
-        states = alone(hidden)
+    def step(states: Tensor, given: Given) -> Tensor:
+        tokens = states.shape[:-1] if states.dim() > 1 else (1, 1)
         normed = first(states) if before else states
         query, key, value = linear(normed, query_of) * scale, linear(normed, key_of), linear(normed, value_of)
-        query, key, value = (each.view(rows, queries, -1, head).transpose(1, 2) for each in (query, key, value))
+        query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query, key, value))
         keys, values = given.writer.update(key, value, index)
-        seen = attended(query, keys, values, given, 1.0).view(states.shape)
-        base = states + linear(seen, out)
+        base = states + linear(attended(query, keys, values, given, 1.0, states), out)
         if not before:
             base = first(base)
         inner = act(linear(second(base) if before else base, up))
         changed = base + linear(inner, down)
-        return (changed if before else second(changed)).view(hidden.shape)
+        return changed if before else second(changed)
 
     return step
 

@@ -78,9 +78,9 @@ class Given:
 
 
 class Step(Protocol):
-    """One block over states [rows, n, D]: writes K and V, returns the states after it."""
+    """One block over states [rows, n, D], or [D] of a token alone: writes K and V, returns the states after it."""
 
-    def __call__(self, hidden: Tensor, given: Given) -> Tensor: ...
+    def __call__(self, states: Tensor, given: Given) -> Tensor: ...
 
 
 def signed(cos: Tensor, sin: Tensor) -> Turns:
@@ -99,8 +99,18 @@ def turn(states: Tensor, turns: Turns) -> Tensor:
     return states.copy_(states * cos + swapped * sin)  # OLMo2's tables are float32, and so is its turn
 
 
-def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: float) -> Tensor:
-    """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d]."""
+def turn_alone(states: Tensor, turns: Turns) -> Tensor:
+    """``turn`` for a token alone in an operation less: it rounds once less than the modules, whose bits nobody asks."""
+    cos, sin = turns
+    swapped = states.roll(cos.shape[-1] // 2, -1)
+    return states.mul_(cos).addcmul_(swapped, sin)
+
+
+def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: float, like: Tensor) -> Tensor:
+    """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d].
+
+    ``like``: states of the same tokens; of a vector, a vector [heads · d].
+    """
     rows, heads, queries, width = query.shape
     groups = heads // keys.shape[1]
     if groups == 1 or given.causal:
@@ -110,12 +120,18 @@ def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: f
     else:
         stacked = query.reshape(rows, keys.shape[1], groups * queries, width)
         seen = F.scaled_dot_product_attention(stacked, keys, values, given.stacked(groups), scale=scale)
-        seen = seen.reshape(rows, heads, queries, width)
-    return seen.transpose(1, 2).reshape(rows, queries, heads * width)
+    if like.dim() == 1:
+        return seen.reshape(-1)
+    return seen.reshape(rows, heads, queries, width).transpose(1, 2).reshape(rows, queries, heads * width)
 
 
 def alone(hidden: Tensor) -> Tensor:
-    """``hidden`` [1, 1, D] as a vector [D] where that gains time; else, and under autograd, [rows, n, D] as it is."""
+    """``hidden`` [1, 1, D] as a vector [D] where that gains time; else, and under autograd, [rows, n, D] as it is.
+
+    A vector stays one.
+    """
+    if hidden.dim() == 1:
+        return hidden
     one = hidden.shape[0] * hidden.shape[1] == 1 and hidden.dtype == torch.float32 and hidden.is_cpu
     return hidden.view(-1) if one and not torch.is_grad_enabled() else hidden
 

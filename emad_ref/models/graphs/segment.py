@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from emad_ref.models.anatomy import SLIDING
-from emad_ref.models.fused.parts import Given, Step, Turns
+from emad_ref.models.fused.parts import Given, Step, Turns, alone
 from emad_ref.models.graphs.arena import Arena, Inputs
 from emad_ref.models.prepared import Station
 
@@ -58,9 +58,10 @@ class Segment:
     def __call__(self) -> Tensor:
         given = {station: self._given(station) for station in self._turns}
         hidden = self._inputs.hidden
+        states = alone(hidden)
         for step, station in self._steps:
-            hidden = step(hidden, given[station])
-        return hidden
+            states = step(states, given[station])
+        return states.view(hidden.shape)
 
     def _given(self, station: Station) -> Given:
         positions, turns = self._inputs.positions, self._turns[station]
