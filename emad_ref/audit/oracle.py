@@ -21,6 +21,7 @@ from emad_ref.audit.lens import Led, Readouts, candidate_rows
 from emad_ref.calibration.trace import TokenSequence, lens_logits, lens_states, take_trace
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
+from emad_ref.readout.signals import on_host
 from emad_ref.readout.watch import watch_of
 from emad_ref.record import READOUTS, Floats, Ints, Work
 from emad_ref.replay import replay
@@ -58,7 +59,7 @@ class ModelLens:
             if layer in point.probes:
                 probe, work = point.probes.index(layer), Work.none(point.layers)
                 seen = watch.see(states, probe, work)
-                signal[:, probe] = seen.signal.double().cpu().numpy()
+                signal[:, probe] = on_host(seen.signal)
                 heads[:, layer - 1] = work.readout_rows[:, layer - 1] > 0
                 macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs
                 if seen.logits is not None:

@@ -32,6 +32,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.protocol import Step
+from emad_ref.readout.signals import on_host
 from emad_ref.readout.states import translators_of
 from emad_ref.readout.watch import watch_of
 from emad_ref.record import Bools, Floats, Ints
@@ -143,8 +144,8 @@ class Walker:
         """Row by row as the rule decides, from halt to halt."""
         (rows, queries), last, work = feed.tokens.shape, feed.last, feed.store.work
         cap, depth = feed.cap.copy(), np.zeros((rows, queries), dtype=np.int64)
-        signal = np.full((rows, queries, len(self.column)), np.nan)
-        read_at = signal[:, -1]  # a view: a probe reads the row's last token, the only one where it is asked
+        readings: list[tuple[Ints, int, Floats]] = []  # rows, probe, what it read there
+        before: Floats = np.empty(0)  # what the probe before read, of the running rows
         logits: Tensor | None = None
         running, at = _Running.of(np.arange(rows), cap, feed.asked), 0
         bins: NDArray[np.intp] | None = None
@@ -155,23 +156,25 @@ class Walker:
             layer = self._next_halt(at, running)
             hidden = flow.run(at, layer)  # [running, n, D]
             at = layer
-            stops = running.caps == layer
+            stops = running.caps == layer if layer == running.lowest else None  # None: of no row
             seen: Tensor | None = None
             probe = self.column.get(layer) if running.any_asked else None
             if probe is not None:
                 read = self.watch.see(hidden[:, -1], probe, work)
-                values = read.signal.double().cpu().numpy()
-                read_at[running.rows, probe] = values
+                values = on_host(read.signal)
+                readings.append((running.rows, probe, values))
                 if probe == 0:
                     bins = self._bins(feed.frame, running.rows, read.logits)
                 here = None if bins is None else bins[running.rows]
-                fired = fires(self.point, probe, values.astype(np.float32), here, feed.decided[running.rows])
-                stops |= running.asked & fired
+                decided = None if self.point.decay is None else feed.decided[running.rows]
+                fired = fires(self.point, probe, values.astype(np.float32), here, decided)
+                fired &= running.asked
+                stops = fired if stops is None else stops | fired
                 if self.point.interpolate:
-                    self._plan(cap, running, probe, read_at, here)
-                    running = _Running.of(running.rows, cap, feed.asked)
+                    self._plan(cap, running, probe, before, values, here)
+                    before, running = values, _Running.of(running.rows, cap, feed.asked)
                 seen = None if read.logits is None else read.logits[:, None]
-            if not stops.any():
+            if stops is None or not stops.any():
                 continue
             stopped, going = np.flatnonzero(stops), np.flatnonzero(~stops)
             if seen is None:
@@ -189,8 +192,12 @@ class Walker:
             if not len(going):
                 break
             running = _Running.of(running.rows[going], cap, feed.asked)
+            before = before[going] if self.point.interpolate and readings else before
             self.watch.keep(torch.from_numpy(going).to(hidden.device))
         flow.finish()
+        signal = np.full((rows, queries, len(self.column)), np.nan)
+        for of, probe, values in readings:
+            signal[of, -1, probe] = values  # a probe reads the row's last token, the only one where it is asked
         return Arrival(logits, depth, signal, feed.cap)
 
     def _next_halt(self, at: int, running: _Running) -> int:
@@ -218,11 +225,12 @@ class Walker:
         bins[running] = bin_index(spec, position, confidence, top1)
         return bins
 
-    def _plan(self, cap: Ints, running: _Running, probe: int, signal: Floats, bins: NDArray[np.intp] | None) -> None:
-        """Lower the caps of rows that are to leave before the next probe."""
+    def _plan(
+        self, cap: Ints, running: _Running, probe: int, before: Floats, here: Floats, bins: NDArray[np.intp] | None
+    ) -> None:
+        """Lower the caps of rows that are to leave before the next probe, by what was read ``before`` and ``here``."""
         if probe == 0:
             return
-        before, here = (signal[running.rows, i].astype(np.float32) for i in (probe - 1, probe))
-        planned = planned_exits(self.point, probe, before, here, bins)
+        planned = planned_exits(self.point, probe, before.astype(np.float32), here.astype(np.float32), bins)
         chosen = running.asked & (planned > 0)
         cap[running.rows[chosen]] = np.minimum(running.caps[chosen], planned[chosen])

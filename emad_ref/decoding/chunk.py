@@ -18,6 +18,7 @@ import torch
 from emad_ref.decoding.adaptive import Arrival, Feed, Walker
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import fires
+from emad_ref.readout.signals import on_host
 from emad_ref.schedule.flow import count_blocks
 from emad_ref.schedule.table import schedule_of
 from emad_ref.signals import PREVIOUS, SIGNALS
@@ -56,7 +57,7 @@ def decide_chunk(walker: Walker, feed: Feed) -> Arrival:
         if layer in column:
             read = watch.see(hidden[torch.from_numpy(inside).to(hidden.device)], column[layer], work)
             values = np.full(inside.shape, np.nan)
-            values[inside] = read.signal.double().cpu().numpy()
+            values[inside] = on_host(read.signal)
             signal[running[:, None], np.arange(inside.shape[1]), column[layer]] = values
             fired = fires(point, column[layer], values.astype(np.float32)) & inside
             keep = np.where(fired.any(axis=1), fired.argmax(axis=1), keep)

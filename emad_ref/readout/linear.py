@@ -29,7 +29,8 @@ class Linear:
     def __call__(self, normed: Tensor, probe: int) -> Tensor:
         """Ĥ in nats [rows] of the head's input [rows, E] at the ``probe``-th probe (from 0)."""
         weights = self.weights[probe]
-        return normed.to(weights.dtype) @ weights + self.intercepts[probe]
+        states = normed if normed.dtype == weights.dtype else normed.to(weights.dtype)
+        return torch.mv(states, weights) + self.intercepts[probe]
 
 
 def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) -> Linear:

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from emad_ref.errors import EmadError
-from emad_ref.record import Ints
+from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, RESPONSE, raised
+
+FEW = 32  # entries that Python adds up in less time than a call into torch takes
 
 
 class NotFinite(EmadError):
@@ -66,7 +68,8 @@ def divergence_nats(final_log_p: Tensor, logits: Tensor) -> Tensor:
 def require_finite(entropy: Tensor, where: str) -> None:
     """Raise NotFinite when an entropy is not a number; ``where`` names the place for the message."""
     # one sum sees what is not finite in a third of the calls; of float16 values it must not overflow by itself
-    if not math.isfinite(entropy.sum(dtype=torch.float64).item()):
+    few = entropy.is_cpu and entropy.numel() <= FEW
+    if not math.isfinite(sum(entropy.flatten().tolist()) if few else entropy.sum(dtype=torch.float64).item()):
         bad = int((~torch.isfinite(entropy)).sum())
         raise NotFinite(
             f"logits {where}: {bad} of {entropy.numel()} rows give no finite entropy, but expected finite logits; "
@@ -76,6 +79,13 @@ def require_finite(entropy: Tensor, where: str) -> None:
 
 def shown(signal: Tensor, where: str) -> Tensor:
     """``signal`` [rows] on the host, float64: the one transfer that a decision costs. Raises NotFinite."""
-    values = signal.double().cpu()  # before it is looked at: a look on the device would be a transfer of its own
+    values = torch.from_numpy(on_host(signal))  # before it is looked at: a look on the device would be a second one
     require_finite(values, where)
     return values
+
+
+def on_host(signal: Tensor) -> Floats:
+    """``signal`` as NumPy, float64; nothing is run where it is so already."""
+    if signal.dtype != torch.float64:
+        signal = signal.double()
+    return (signal if signal.is_cpu else signal.cpu()).numpy()
