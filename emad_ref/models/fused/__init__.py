@@ -7,6 +7,8 @@ several queries per row at common or own positions, takes a block's *step* (``pa
 ``llama``  Llama and what differs from it by norms, factors and where it turns: Qwen2 and 3, Mistral, SmolLM3, OLMo2, …
 ``opt``    OPT, norms before or after
 
+The norm in front of the head is a function as well (``fused_norm``), to the bit what its module gives.
+
 The modules stay the oracle: a law (``tests/laws/test_fused.py``) and the stepper's self-check hold these steps to them,
 and whatever is not exactly the module that a step was written for (another layer type, a subclass, a hook, a quantised
 or replaced layer, another attention kernel) keeps its own forward. A step reads a module's parameters when it is

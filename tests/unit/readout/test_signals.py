@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import stats
 
-from emad_ref.readout.signals import NotFinite, divergence_nats, entropy_nats, require_finite
+from emad_ref.readout.signals import FEW, NotFinite, divergence_nats, entropy_nats, on_host, require_finite
 
 
 def test_entropy_is_scipys():
@@ -50,6 +50,23 @@ def test_a_refusal_counts_the_bad_rows_and_names_the_place():
     require_finite(torch.tensor([0.0, 1.0]), "after layer 3")
     with pytest.raises(NotFinite, match=r"logits after layer 3: 1 of 2 rows give no finite entropy.*check the weights"):
         require_finite(torch.tensor([0.0, torch.nan]), "after layer 3")
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, FEW // 2), (2, FEW)])
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_few_and_many_are_refused_alike(shape, bad):
+    values = torch.full(shape, 6e4, dtype=torch.float16)  # whose sum is not finite in their own precision
+    require_finite(values, "here")
+    values[-1, -1] = bad
+    with pytest.raises(NotFinite, match=f"1 of {values.numel()} rows"):
+        require_finite(values, "here")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_on_the_host_a_signal_is_float64(dtype):
+    found = on_host(torch.tensor([0.5, math.nan], dtype=dtype))
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found, [0.5, math.nan])
 
 
 def test_kl_is_never_negative_and_nothing_is_missed_where_nothing_is():
