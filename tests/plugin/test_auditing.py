@@ -97,4 +97,5 @@ def test_a_threshold_that_moved_excuses_what_lies_between(stored: Stored) -> Non
 def test_never_is_never() -> None:
     never = thresholds_of(at(-np.inf))
     assert moved(never, never) == 0
+    assert moved(never | {"thresholds": never["thresholds"] * 2}, never) == np.inf  # as many rows as there are bins
     assert moved(None, never) == np.inf

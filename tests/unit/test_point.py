@@ -69,7 +69,7 @@ def test_adaptive_means_that_some_token_could_leave_early():
 
 def test_thresholds_are_compared_as_float32_and_nobody_writes_to_them():
     point = OperatingPoint("p", "quantile", 4, 4, (1, 3), ((0.1, 2.0),))
-    assert point.table.tolist() == [[np.float32(0.1), 2.0]]
+    assert point.table.tolist() == [[float(np.float32(0.1)), 2.0]]
     with pytest.raises(ValueError, match="read-only"):
         point.table[0, 0] = 1.0
     assert replace(point, thresholds=((0.5, 2.0),)).table[0, 0] == 0.5

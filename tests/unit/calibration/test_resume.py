@@ -313,3 +313,11 @@ def test_memory_does_not_grow_with_the_corpus(stepper):
     peak(20)  # what is allocated once and kept
     # 300 windows hold 3,300 tokens × 6 layers × 20 bytes of trace: 0.4 MB more than 20 do
     assert peak(300) < peak(20) + 100_000
+
+
+@pytest.mark.parametrize(
+    ("every", "probes", "read"),
+    [(False, (2, 4), (2, 4)), (True, (2, 4), (1, 2, 3, 4, 5)), (False, (), (1, 2, 3, 4, 5))],
+)
+def test_entropies_are_read_at_the_probes_or_where_there_is_none_after_every_layer(every, probes, read) -> None:
+    assert replace(PLAN, probes=probes, every_layer=every).read(5) == read

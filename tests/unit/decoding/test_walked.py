@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -517,3 +518,13 @@ def test_what_follows_a_prompt_that_was_cut_is_decided(stepper, point, schedule)
         assert max(later) <= 2
     if schedule == "chunked":
         assert later[:2] == [2, 2]
+
+
+@pytest.mark.parametrize("asked", [[True, False], [False, True], [True, True], [False, False]])
+@torch.inference_mode()
+def test_a_row_that_is_not_asked_takes_its_cap_whatever_fires_beside_it(stepper, asked):
+    always = OperatingPoint("always", "quantile", LAYERS, LAYERS, (2, 4), ((math.inf, math.inf),), "free_deferred")
+    session, _ = opened(stepper, always, prompt(1, 2), prompt(3, 4))
+    feed = session._feed_of(torch.tensor([[5], [6]]), None, 1)
+    arrival = session._walker.walk(replace(feed, asked=np.array(asked)))
+    assert arrival.depth[:, 0].tolist() == [2 if each else LAYERS for each in asked]

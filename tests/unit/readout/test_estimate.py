@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -90,6 +91,8 @@ def test_the_linear_probe_reads_the_normed_state_and_knows_no_token(stepper, hid
     reading = reader.read(hidden, 1)
     weights = torch.tensor(WEIGHTS[1], dtype=torch.float64)
     assert torch.allclose(reading.entropy_nats, stepper.normed(hidden) @ weights[:-1] + weights[-1])
+    lined = reader_of(stepper, replace(EVERY[-1], correction=LINES), PROBES)
+    assert torch.allclose(lined.entropy_nats(hidden, 1), 0.5 * reading.entropy_nats + 3.0)
     assert (reading.top1 == -1).all()
     assert torch.isnan(reading.top1_probability).all()
     with pytest.raises(BadArgument, match="an estimator that reads any layer; read it at its probes"):
