@@ -25,19 +25,19 @@ pytestmark = pytest.mark.slow
 
 HELD, PAIRS, SKIPPED = 64, 60, 3  # tokens before the chunk; timed pairs; layers that drafting has run already
 MOST = {2: 1.35, 4: 1.55, 8: 1.9}  # n → passes over one token that a pass over n tokens may take
-NEW = 24
+SMALLS, LARGES = (16, 24), (24, 8)  # pairs, new tokens: where a token takes long, short turns beside one another
 SMALL = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 2048}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 352, "max_position_embeddings": 512}
 LARGE = {
     "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "vocab_size": 50304,
     "num_key_value_heads": 16, "intermediate_size": 2816, "max_position_embeddings": 512,
 }  # fmt: skip
-CONFIGS = {  # family and size → config, pairs, and what generate takes at least beside our full depth
-    "llama, small": (hf.LlamaConfig(**GROUPED), 16, 1.2),
-    "qwen3, small": (hf.Qwen3Config(**GROUPED, head_dim=32), 16, 1.2),
-    "olmo2, small": (hf.Olmo2Config(**GROUPED), 16, 1.2),
-    "opt, small": (hf.OPTConfig(**SMALL, ffn_dim=512, word_embed_proj_dim=128), 16, 1.2),
-    "llama of Pythia-410M's size": (hf.LlamaConfig(**LARGE), 8, 1.05),
+CONFIGS = {  # family and size → config, turns, and what generate takes at least beside our full depth
+    "llama, small": (hf.LlamaConfig(**GROUPED), SMALLS, 1.2),
+    "qwen3, small": (hf.Qwen3Config(**GROUPED, head_dim=32), SMALLS, 1.2),
+    "olmo2, small": (hf.Olmo2Config(**GROUPED), SMALLS, 1.2),
+    "opt, small": (hf.OPTConfig(**SMALL, ffn_dim=512, word_embed_proj_dim=128), SMALLS, 1.2),
+    "llama of Pythia-410M's size": (hf.LlamaConfig(**LARGE), LARGES, 1.05),
 }
 
 
@@ -82,7 +82,7 @@ def test_a_chunk_takes_little_more_than_one_token(first):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(name):
-    config, pairs, least = CONFIGS[name]
+    config, (pairs, new), least = CONFIGS[name]
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
@@ -100,11 +100,11 @@ def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(na
     def generate(pair):
         ids = torch.from_numpy(prompts[pair])[None]
         with torch.inference_mode():
-            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW, do_sample=False)
+            model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
 
     def arm(decoder):
         def run(pair):
-            decoder.generate([Prompt(prompts[pair])], NEW)
+            decoder.generate([Prompt(prompts[pair])], new)
 
         return run
 
