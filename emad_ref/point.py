@@ -276,7 +276,7 @@ class OperatingPoint:
     def table(self) -> NDArray[np.float32]:
         """[bins, probes] ``thresholds`` as signals are compared with them, read-only; [1, 0] without probes."""
         table = np.array(self.thresholds, dtype=np.float32)
-        table.flags.writeable = False
+        table.setflags(write=False)
         return table
 
     def _require_scheduled(self) -> None:
