@@ -64,7 +64,7 @@ class ModelLens:
                 macs[:, layer - 1] = work.readout_macs[:, layer - 1].sum() // n if seen.macs is None else seen.macs
                 if seen.logits is not None:
                     shows[layer - 1], logits = True, seen.logits
-            emitted.append(logits.double().cpu().numpy())
+            emitted.append(on_host(logits))
         return Led(signal, np.stack(emitted, axis=1), Readouts(heads, shows, macs, ahead))
 
 

@@ -75,7 +75,7 @@ class Arrival:
 
     def step(self) -> Step:
         """The protocol's view, in NumPy."""
-        return Step(self.logits.double().cpu().numpy(), self.depth, self.signal)
+        return Step(on_host(self.logits), self.depth, self.signal)
 
 
 def joined(arrivals: Sequence[Arrival]) -> Arrival:

@@ -24,7 +24,10 @@ class Linear:
 
     weights: tuple[Tensor, ...]
     intercepts: tuple[float, ...]
-    macs_per_row: int
+
+    @property
+    def macs_per_row(self) -> int:
+        return self.weights[0].shape[0]
 
     def __call__(self, normed: Tensor, probe: int) -> Tensor:
         """Ĥ in nats [rows] of the head's input [rows, E] at the ``probe``-th probe (from 0)."""
@@ -52,4 +55,4 @@ def linear_probe(weights: Sequence[Sequence[float]], probes: int, like: Tensor) 
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     table = torch.tensor([list(row) for row in weights], dtype=dtype, device=like.device)
     intercepts = table[:, -1].tolist()  # numbers, rounded as the weights are: a tensor of one costs a lookup a probe
-    return Linear(table[:, :-1].contiguous().unbind(), tuple(intercepts), width)
+    return Linear(table[:, :-1].contiguous().unbind(), tuple(intercepts))

@@ -85,7 +85,7 @@ def shown(signal: Tensor, where: str) -> Tensor:
 
 
 def on_host(signal: Tensor) -> Floats:
-    """``signal`` as NumPy, float64; nothing is run where it is so already."""
+    """``signal``, or logits, as NumPy, float64; nothing is run where it is so already."""
     if signal.dtype != torch.float64:
         signal = signal.double()
     return (signal if signal.is_cpu else signal.cpu()).numpy()
