@@ -16,22 +16,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from threading import Thread
 from urllib.parse import parse_qsl, urlsplit
 
 from emad_ref.errors import BadArgument
 from emad_ref.workers.apart import Apart
-from emad_ref.workers.handing import Crew
+from emad_ref.workers.handing import EACH, Crew
 
 HERE = "here"
 FORMS = "here, processes:N, processes:NxTHREADS, dask://HOST:PORT, slurm://FOLDER"
 PROCESSES = re.compile(r"processes:([1-9]\d{0,3})(?:x([1-9]\d{0,2}))?")
-EACH = 4  # units out per worker: one at work, others waiting behind one that takes long (docs/scale.md)
 JOBS = 4
 
 
@@ -80,32 +78,13 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-@contextmanager
-def _dask(address: str) -> Iterator[Crew]:
+def _dask(address: str) -> AbstractContextManager[Crew]:
     try:
-        from distributed import Client, KilledWorker
+        from emad_ref.workers.dask import workers_of
     except ImportError as error:
         remedy = "pip install 'pytest-emad[cluster]'"
         raise BadArgument("executor", address, "the package distributed", remedy) from error
-    try:
-        place = f"tcp://{address.removeprefix('dask://')}"
-        client = Client(place, timeout="10s", set_as_default=False)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, TimeoutError) as error:
-        remedy = f"{type(error).__name__}: {error}; start one with `dask scheduler`"
-        raise BadArgument("executor", address, "a Dask scheduler within reach", remedy) from error
-    with client:
-        workers = client.scheduler_info(n_workers=-1)["workers"].values()
-        if not workers:
-            raise BadArgument("executor", address, "a scheduler with workers", "start some: dask worker HOST:PORT")
-        hosts = Counter[str]()
-        for worker in workers:
-            hosts[worker["host"]] += worker["nthreads"]  # units at once
-        # two runs of one function on one unit are two runs: nothing is looked up by what it is called with
-        engage = partial(client.get_executor, pure=False)
-        crew = partial(Crew, address, deaths=(BrokenExecutor, KilledWorker))
-        one_each = partial(Apart, [partial(engage, workers=[host]) for host in hosts])
-        alone = crew(engage=one_each, ahead=EACH * len(hosts)) if max(hosts.values()) > 1 else None
-        yield crew(engage=engage, ahead=EACH * hosts.total(), alone=alone)
+    return workers_of(address)
 
 
 def _slurm(address: str) -> Crew:

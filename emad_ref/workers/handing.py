@@ -25,6 +25,7 @@ from typing import TypeVar
 
 from emad_ref.errors import EmadError
 
+EACH = 4  # units out per worker: one at work, others waiting behind one that takes long (docs/scale.md)
 LOST = 3  # times in a row that a unit may be lost before it is the unit's fault
 
 Unit = TypeVar("Unit")

@@ -23,8 +23,7 @@ from emad_ref.calibration.shards import SHARD
 from emad_ref.calibration.trace import TOKENS_PER_BATCH
 from emad_ref.models.geometry import Geometry
 from emad_ref.policy.thresholds import default_probes
-from emad_ref.workers.address import EACH
-from emad_ref.workers.handing import Crew, handed_out
+from emad_ref.workers.handing import EACH, Crew, handed_out
 
 ASSUMED = SimpleNamespace(
     gpus_per_worker=2,  # 141 GB of weights in bfloat16 do not fit beside states into one accelerator of 141 GB

@@ -65,7 +65,8 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(
     address: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, "emad_ref.workers.slurm", raising=False)
+    for ours in ("dask", "slurm"):
+        monkeypatch.delitem(sys.modules, f"emad_ref.workers.{ours}", raising=False)
     with pytest.raises(BadArgument, match=rf"the package {package}; pip install 'pytest-emad\["), workers_at(address):
         pass
 
