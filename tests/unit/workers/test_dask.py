@@ -31,7 +31,7 @@ def faults_of_tensors(unit: int) -> tuple[int, str]:
             torch.zeros(SIZE, dtype=torch.uint8)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    with ThreadPoolExecutor(1) as thread:  # where Dask runs a unit: the heap of a thread is trimmed by a rule of its own
+    with ThreadPoolExecutor(1) as thread:  # where Dask runs a unit
         pages = thread.submit(come_and_go).result()
     child = subprocess.run([sys.executable, "-c", CHILD], capture_output=True, text=True, check=True)
     return pages, child.stdout.strip()
