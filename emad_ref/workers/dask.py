@@ -56,7 +56,7 @@ def keep_memory() -> None:
     allocator = ctypes.CDLL(None)
     allocator.mallopt(M_MMAP_THRESHOLD, LARGEST_LEARNT)
     allocator.mallopt(M_TRIM_THRESHOLD, FREE_AT_THE_TOP)
-    del os.environ[THRESHOLD]
+    os.environ.pop(THRESHOLD, None)  # another thread of this worker may have been here
 
 
 @contextmanager
