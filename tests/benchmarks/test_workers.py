@@ -1,0 +1,135 @@
+"""Two Dask workers beside one, and beside two processes that share nothing on the same cores.
+
+Run on request: ``pytest --run-slow -s tests/benchmarks/test_workers.py``.
+
+Cores that share a cache, or have other work to do, are less than two cores to anybody: what two processes get done that
+hand nothing in is the most that two workers can. All four are timed next to each other, turn by turn.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from emad_ref.calibration.resume import Plan, calibrate, taking
+from emad_ref.calibration.shards import SHARD, statistics_by
+from emad_ref.calibration.trace import TokenSequence, batched
+from emad_ref.meters.clock import paired
+from emad_ref.models.again import Whence, at_hand
+from emad_ref.models.loading import load
+from emad_ref.verdict.times import log_ratio
+from emad_ref.verdict.units import ByPair
+from emad_ref.workers.address import workers_at
+from pytest_emad.replayclock import CLOCK, record_samples
+
+pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
+
+LENGTH, WINDOWS = 128, 16  # tokens a window, windows a batch
+UNITS, TURNS = 6, 5
+LEAST_GAIN = 1.7
+LEAST_OF_TWO = LEAST_GAIN / 2  # of what two processes get done, which on two whole cores is twice as much
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load("emad-tiny")
+
+
+@pytest.fixture(scope="module")
+def plan(loaded):
+    of = {"model": loaded.name, "fingerprint": loaded.fingerprint, "dtype": "float32", "window": LENGTH}
+    return Plan(**of, probes=(4, 8), every_layer=True)
+
+
+@pytest.fixture(scope="module")
+def rows(loaded):
+    return np.random.default_rng(0).integers(1, loaded.stepper.vocabulary, (UNITS * SHARD * WINDOWS, LENGTH))
+
+
+def calibrated(loaded, plan, rows, crew=None):
+    parts = statistics_by(crew, Whence.of(loaded), plan) if crew else None
+    return calibrate(loaded.stepper, plan, {"random": lambda: map(TokenSequence, rows)}, parts=parts)
+
+
+def read(whence, plan, rows):
+    """What a worker does with its share, without handing anything in."""
+    torch.set_num_threads(1)
+    for _ in taking(at_hand(whence).stepper, plan)(batched(map(TokenSequence, rows), plan.tokens_per_batch)):
+        pass
+
+
+def test_two_workers_get_done_what_two_processes_do(benchmark, loaded, plan, rows):
+    distributed = pytest.importorskip("distributed", reason="extra cluster")
+    whence, profiles, fresh = Whence.of(loaded), {}, multiprocessing.get_context("spawn")
+
+    def by(cluster, name):
+        address = cluster.scheduler_address.replace("tcp://", "dask://")
+
+        def run(_):
+            with workers_at(address) as crew:
+                began = time.perf_counter()
+                profiles[name] = calibrated(loaded, plan, rows, crew).to_json()
+                return time.perf_counter() - began
+
+        return run
+
+    def apart(*processes):
+        def run(_):
+            shares = np.array_split(rows, len(processes))
+            for done in [one.submit(read, whence, plan, share) for one, share in zip(processes, shares, strict=True)]:
+                done.result()
+
+        return run
+
+    each = {"threads_per_worker": 1, "dashboard_address": ":0"}
+    with (
+        ProcessPoolExecutor(1, mp_context=fresh) as left,
+        ProcessPoolExecutor(1, mp_context=fresh) as right,
+    ):
+        apart(left, right)(0)  # before a nanny sets in this process's environment what its workers shall find
+        with (
+            distributed.LocalCluster(n_workers=1, **each) as one,
+            distributed.LocalCluster(n_workers=2, **each) as two,
+        ):
+            arms = {
+                "one worker": by(one, "one"),
+                "two workers": by(two, "two"),
+                "one process": apart(left),
+                "two processes": apart(left, right),
+            }
+            taken = paired(arms, TURNS, np.random.default_rng(1)).seconds
+    assert profiles["one"] == profiles["two"]
+    seconds = {arm: ByPair(found) for arm, found in taken.items()}
+    gain = log_ratio(seconds["one worker"], seconds["two workers"], threshold=LEAST_GAIN)
+    most = log_ratio(seconds["one process"], seconds["two processes"])
+    benchmark.extra_info |= {"gain of two workers": gain.value, "gain of two processes": most.value}
+    record_samples(benchmark, taken["two workers"], "two workers")
+    for arm, found in taken.items():
+        print(f"{arm}: {', '.join(f'{second:.1f}' for second in found)} s")
+    print(f"two workers are {gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}] × as fast as one")
+    print(f"two processes that share nothing: {most.value:.3f} [{most.low:.3f}, {most.high:.3f}] × as fast as one")
+    assert gain.value / most.value >= LEAST_OF_TWO
+
+
+def test_two_workers_are_not_held_up_by_who_cuts_and_adds(benchmark, loaded, plan, rows):
+    """With a share s of a calibration's time in the process that hands out, two workers give 1 / (s + 1/2) at most."""
+
+    def seconds_of(crew=None):
+        start = time.process_time()  # of this process: workers are others
+        profile = calibrated(loaded, plan, rows, crew)
+        return profile.to_json(), time.process_time() - start
+
+    alone, whole = seconds_of()
+    with workers_at("processes:1") as crew:
+        by_worker, left = seconds_of(crew)
+    assert by_worker == alone
+    most = 1 / (left / whole + 1 / 2)
+    benchmark.extra_info |= {"most that two workers can gain": most}
+    record_samples(benchmark, [left], "cutting and adding")
+    print(f"{left:.2f} s of {whole:.2f} s stay behind: two workers can be {most:.2f} × as fast as one")
+    assert most >= LEAST_GAIN
