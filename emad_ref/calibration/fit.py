@@ -20,6 +20,7 @@ from torch import Tensor
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
+from emad_ref.readout.signals import on_host
 from emad_ref.record import Floats, Ints
 
 PENALTY = 1e-3  # of the mean variance of an entry of x: keeps the fit finite where entries are collinear
@@ -156,7 +157,7 @@ class LinearProbes:
         """Take in states [tokens, D] after ``layer`` and their full entropies [tokens] in nats."""
         if layer in self.moments:
             x = self._stepper.normed(states)
-            self.moments[layer] += Moments.of(*(part.double().cpu().numpy() for part in (x, entropy)))
+            self.moments[layer] += Moments.of(*map(on_host, (x, entropy)))
 
     def estimator(self, penalty: float = PENALTY) -> Estimator:
         """The linear estimator of these probes.

@@ -24,7 +24,7 @@ from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched
 from emad_ref.calibration.tuning import states_and_final
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator
-from emad_ref.readout.signals import divergence_nats
+from emad_ref.readout.signals import divergence_nats, on_host
 from emad_ref.readout.tuned import lens_named
 
 TOKENS = 20_000
@@ -61,7 +61,7 @@ def fit_gate(
                 for probe, hidden in states.items():
                     logits = stepper.logits(hidden if tuned is None else tuned(hidden, probe))
                     pair = stepper.normed(hidden), divergence_nats(final, logits).sqrt()
-                    moments[probe] += Moments.of(*(part.double().cpu().numpy() for part in pair))
+                    moments[probe] += Moments.of(*map(on_host, pair))
             read += len(final)
             bar.update(len(final))
     if read == 0:

@@ -30,7 +30,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.readout.blocks import blocks
 from emad_ref.readout.estimate import Reader, reader_of
-from emad_ref.readout.signals import divergence_nats, require_finite
+from emad_ref.readout.signals import divergence_nats, on_host, require_finite
 from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS, SIGNALS, Readout, raised
@@ -341,7 +341,7 @@ def _step_by_step(stepper: Stepper, tokens: Ints, start: int) -> Iterator[Tensor
 @torch.inference_mode()
 def stepwise_logits(stepper: Stepper, tokens: Ints, first: int) -> Floats:
     """Reference logits float64 [n − first, L, V] as ``lens_logits``, but token by token; see ``trace_stepwise``."""
-    return np.stack([logits.double().cpu().numpy() for logits in _step_by_step(stepper, tokens, first)])
+    return np.stack([on_host(logits) for logits in _step_by_step(stepper, tokens, first)])
 
 
 @torch.inference_mode()
@@ -560,7 +560,7 @@ def lens_states(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | None = None) -> Floats:
     """Reference logits float64 [n − first, L, V] of ``lens_states``."""
     states = lens_states(stepper, tokens, first, source)
-    return np.stack([stepper.logits(hidden[None])[0].double().cpu().numpy() for hidden in states], axis=1)
+    return np.stack([on_host(stepper.logits(hidden[None])[0]) for hidden in states], axis=1)
 
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"

@@ -25,6 +25,7 @@ from emad_ref.calibration.trace import EmptyCorpus, TokenSequence, batched, stat
 from emad_ref.errors import BadArgument
 from emad_ref.models.stepper import Stepper
 from emad_ref.readout.attached import dtype_of, raised_dtype
+from emad_ref.readout.signals import on_host
 from emad_ref.readout.states import Pair, StateTranslators, pairs_above
 from emad_ref.readout.tuned import Translator
 from emad_ref.record import Floats
@@ -66,7 +67,7 @@ def fit_translators(
     with tqdm(desc=progress, disable=progress is None, total=tokens, unit="tok", unit_scale=True) as bar:
         for batch in batched(limited(windows, tokens)):
             with torch.inference_mode():
-                states = np.stack([state.double().cpu().numpy() for state in states_after(stepper, batch)])
+                states = np.stack([on_host(state) for state in states_after(stepper, batch)])
             for exit_ in exits:
                 left, above = states[exit_ - 1], states[exit_ : layers - 1]
                 moments[exit_] += Moments.of(left, np.concatenate(list(above - left), axis=1))

@@ -41,6 +41,7 @@ from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request
+from emad_ref.readout.signals import on_host
 from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
@@ -359,7 +360,7 @@ class Subject:
         """Logits [n, V] that the model's own forward gives after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
-        logits: Floats = self.loaded.model(**given).logits[0].double().cpu().numpy()
+        logits: Floats = on_host(self.loaded.model(**given).logits[0])
         return logits
 
     def _sources(self, rows: int) -> torch.Tensor:

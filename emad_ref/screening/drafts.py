@@ -33,6 +33,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, full_depth
 from emad_ref.protocol import Prompt
 from emad_ref.readout.drafts import DraftReader
+from emad_ref.readout.signals import on_host
 from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.screening.predicted_rounds import Rounds
 
@@ -145,7 +146,7 @@ def draft_columns(
             hidden = states[kind.layer]
             right.append((reader.tokens(hidden, uncounted) == own).cpu().numpy())
             if kind.gate is not None:
-                expected.append(reader.expected(hidden, uncounted).double().cpu().numpy())
+                expected.append(on_host(reader.expected(hidden, uncounted)))
     starts = np.cumsum([0, *(len(text.tokens) - 1 - text.adaptive_from for text in texts)])
     stands = np.concatenate([_standing_copies(text) for text in texts])
     return tuple(

@@ -26,6 +26,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.estimate import reader_of
+from emad_ref.readout.signals import on_host
 from emad_ref.readout.states import translators_of
 from emad_ref.readout.tuned import lens_of, macs_ahead
 from emad_ref.record import Floats, Ints, Work
@@ -102,7 +103,7 @@ def _fed(decoder: WalkedDecoder, batch: Sequence[TokenSequence], bar: tqdm) -> t
     for lesson in taught(decoder, batch):
         rows, at, target = lesson.rows, lesson.at, lesson.target
         log_p = torch.log_softmax(raised(lesson.arrival.logits[:, -1]), dim=-1)
-        nll[rows, at] = -log_p.gather(-1, target[:, None])[:, 0].double().cpu().numpy()
+        nll[rows, at] = -on_host(log_p.gather(-1, target[:, None])[:, 0])
         wrong[rows, at] = (log_p.argmax(dim=-1) != target).cpu().numpy()
         depth[rows, at] = lesson.arrival.depth[:, -1]
         bar.update(len(rows))

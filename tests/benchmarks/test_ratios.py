@@ -30,8 +30,10 @@ from pytest_emad.replayclock import CLOCK, record_samples
 
 pytestmark = [pytest.mark.slow, pytest.mark.benchmark(timer=CLOCK)]
 
-PROMPT = 32
-SHAPES = {"emad-tiny": (40, 48, 1.9), "random:pythia-410m": (10, 24, 1.05)}  # pairs, new tokens, least ratio
+SHAPES = {  # pairs, tokens of the prompt, new ones, least ratio; where a token takes long, short turns and more of them
+    "emad-tiny": (40, 32, 48, 1.9),
+    "random:pythia-410m": (30, 4, 8, 1.05),
+}
 SHARES = {"three quarters": 3, "half": 2, "a quarter": 1}  # of the layers, in quarters
 MOST_OVER = 1.05  # × the straight line
 COLD = 2**24  # bytes written between two tokens: several times what a core's own cache holds
@@ -54,10 +56,10 @@ def generate(model, ids, new):
 @pytest.fixture(scope="module")
 def samples(loaded):
     """Paired seconds of the model's generate and of our decoder at full depth."""
-    pairs, new, _ = SHAPES[loaded.name]
+    pairs, _, new, _ = SHAPES[loaded.name]
     model, stepper = loaded.model, loaded.stepper
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    rng, prompts = drawn(loaded, pairs)
+    rng, prompts = drawn(loaded)
     decoder = WalkedDecoder(stepper, full_depth(stepper.layers))
     arms = {
         "full": lambda pair: void(decoder.generate([Prompt(prompts[pair])], new, frozenset())),
@@ -74,11 +76,11 @@ def shared(request, loaded):
     One layer of a small model stays in it from token to token, takes less time there than any layer of a whole model,
     and would put the line through it too low; as they come, that is seen and printed.
     """
-    pairs, new, _ = SHAPES[loaded.name]
+    pairs, _, new, _ = SHAPES[loaded.name]
     layers = loaded.stepper.layers
     points = {"full": full_depth(layers), "one": truncated(layers, 1)}
     points |= {share: truncated(layers, layers * quarters // 4) for share, quarters in SHARES.items()}
-    rng, prompts = drawn(loaded, pairs)
+    rng, prompts = drawn(loaded)
     stepper = copy.copy(loaded.stepper)
     buffer, spent = torch.zeros(COLD if request.param == "cold" else 0, dtype=torch.uint8), [0.0]
 
@@ -102,9 +104,10 @@ def shared(request, loaded):
     return request.param, paired(arms, pairs, rng, warm_up=2).seconds
 
 
-def drawn(loaded, pairs):
+def drawn(loaded):
+    pairs, prompt, _, _ = SHAPES[loaded.name]
     rng = np.random.default_rng(0)
-    return rng, rng.integers(1, loaded.stepper.vocabulary, (pairs + 2, PROMPT))
+    return rng, rng.integers(1, loaded.stepper.vocabulary, (pairs + 2, prompt))
 
 
 def void(_):
@@ -112,7 +115,7 @@ def void(_):
 
 
 def test_full_depth_is_no_slower_than_generate(benchmark, loaded, samples):
-    least = SHAPES[loaded.name][2]
+    least = SHAPES[loaded.name][-1]
     ratio = log_ratio(ByPair(samples["generate"]), ByPair(samples["full"]), threshold=least)
     benchmark.extra_info["generate / full depth"] = ratio.value
     record_samples(benchmark, samples["full"], loaded.name)

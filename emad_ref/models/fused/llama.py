@@ -25,8 +25,10 @@ from emad_ref.models.fused.parts import (
     Turns,
     activation,
     attended,
+    buffer_for,
     linear,
     parameters,
+    tokens_of,
     turn,
     turn_alone,
 )
@@ -54,7 +56,7 @@ def llama(names: Names, block: Any) -> Step:
     gate, up, down = (parameters(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
     whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
 
-    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None, tokens: torch.Size) -> Tensor:
+    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None, tokens: tuple[int, int]) -> Tensor:
         projected = linear(states, own)
         if norm is not None and whole:
             projected = norm(projected)
@@ -63,16 +65,16 @@ def llama(names: Names, block: Any) -> Step:
 
     def step(states: Tensor, given: Given) -> Tensor:
         normed = states if first is None else first(states)
-        if states.dim() == 1 and query_norm is None:
-            packed = given.packed((query_of["weight"].shape[0], key_of["weight"].shape[0], head), _packed)
+        if query_norm is None and not torch.is_grad_enabled():
+            packed = given.packed(states, (query_of["weight"].shape[0], key_of["weight"].shape[0], head), _packed)
             for own, written in zip((query_of, key_of, value_of), packed.written, strict=True):
                 linear(normed, own, written)
             query, key, value = packed.query, packed.key, packed.value
             if turns:
                 assert given.turns is not None
-                turn_alone(packed.turned, given.turns)
+                (turn if states.dim() > 1 else turn_alone)(packed.turned, given.turns)
         else:
-            tokens = states.shape[:-1] if states.dim() > 1 else torch.Size((1, 1))
+            tokens = tokens_of(states)
             query, key = heads(normed, query_of, query_norm, tokens), heads(normed, key_of, key_norm, tokens)
             value = heads(normed, value_of, None, tokens).transpose(1, 2)
             if turns:
@@ -90,12 +92,13 @@ def llama(names: Names, block: Any) -> Step:
     return step
 
 
-def _packed(_turns: Turns | None, queries: int, keys: int, head: int) -> Packed:
-    """For one token: all heads of the queries, of the keys, of the values."""
-    whole = torch.empty(queries + 2 * keys, dtype=torch.float32, device="cpu")
-    written = whole.split((queries, keys, keys))
-    query, key, value = (each.view(1, -1, 1, head) for each in written)
-    return Packed(tuple(written), whole[: queries + keys].view(1, 1, -1, 1, head), query, key, value)
+def _packed(states: Tensor, _turns: Turns | None, queries: int, keys: int, head: int) -> Packed:
+    """All heads of the queries, of the keys, of the values."""
+    whole, tokens = buffer_for(states, queries + 2 * keys), tokens_of(states)
+    written = whole.split((queries, keys, keys), dim=-1)
+    query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
+    turned = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
+    return Packed(tuple(written), turned, query, key, value)
 
 
 def _joined(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:

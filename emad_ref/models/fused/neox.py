@@ -15,8 +15,10 @@ from emad_ref.models.fused.parts import (
     Turns,
     activation,
     attended,
+    buffer_for,
     linear,
     parameters,
+    tokens_of,
     turn,
     turn_alone,
 )
@@ -36,16 +38,16 @@ def gpt_neox(block: Any) -> Step:
     def step(states: Tensor, given: Given) -> Tensor:
         normed = torch.layer_norm(states, width, norm["weight"], norm["bias"], first_eps)
         assert given.turns is not None
-        if states.dim() == 1:
-            packed = given.packed((normed.shape[0] // head, head), _packed)
-            linear(normed, mix, packed.written[0])
-            turn_alone(packed.turned, given.turns)
-            query, key, value = packed.query, packed.key, packed.value
-        else:
+        if torch.is_grad_enabled():
             # each head's output is [query | key | value], so this view costs nothing
             mixed = linear(normed, mix).view(*states.shape[:2], -1, 3, head)
             turn(_turned(mixed, given.turns), given.turns)
             query, key, value = mixed.transpose(1, 2).unbind(3)
+        else:
+            packed = given.packed(states, (normed.shape[-1] // head, head), _packed)
+            linear(normed, mix, packed.written[0])
+            (turn if states.dim() > 1 else turn_alone)(packed.turned, given.turns)
+            query, key, value = packed.query, packed.key, packed.value
         keys, values = given.writer.update(key, value, index)
         change = linear(attended(query, keys, values, given, scale, states), out)
         base = states if parallel else change + states
@@ -56,10 +58,9 @@ def gpt_neox(block: Any) -> Step:
     return step
 
 
-def _packed(turns: Turns, heads: int, head: int) -> Packed:
-    """For one token."""
-    whole = torch.empty(heads * 3 * head, dtype=torch.float32, device="cpu")
-    mixed = whole.view(1, 1, heads, 3, head)
+def _packed(states: Tensor, turns: Turns, heads: int, head: int) -> Packed:
+    whole = buffer_for(states, heads * 3 * head)
+    mixed = whole.view(*tokens_of(states), heads, 3, head)
     return Packed((whole,), _turned(mixed, turns), *mixed.transpose(1, 2).unbind(3))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from emad_ref.models.fused.parts import Given, Step, activation, attended, layer_norm, linear, parameters
+from emad_ref.models.fused.parts import Given, Step, activation, attended, layer_norm, linear, parameters, tokens_of
 
 
 def opt(block: Any) -> Step:
@@ -20,7 +20,7 @@ def opt(block: Any) -> Step:
     out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)
 
     def step(states: Tensor, given: Given) -> Tensor:
-        tokens = states.shape[:-1] if states.dim() > 1 else (1, 1)
+        tokens = tokens_of(states)
         normed = first(states) if before else states
         query, key, value = linear(normed, query_of) * scale, linear(normed, key_of), linear(normed, value_of)
         query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query, key, value))

@@ -1,7 +1,8 @@
 """What fused steps are made of: what a forward gives them, rotary turns, attention over the cache, norms, activations.
 
 One token alone in float32 on a CPU goes through a block as a vector: a matrix times a vector reads the weights a few
-per cent faster than a matrix product with one row does, and its queries, keys and values are told apart once a forward.
+per cent faster than a matrix product with one row does. Queries, keys and values are told apart once a forward, in a
+buffer that one block after the other writes to, but under autograd.
 
 A turn by position computes x·cos + swap(x)·(∓sin): ``rotate_half``'s sign lies in the table, once per forward.
 Where several query heads share a key (GQA), they stand as further queries of that key's head: nothing is repeated, and
@@ -23,10 +24,11 @@ Turns = tuple[Tensor, Tensor]
 
 
 class Packed(NamedTuple):
-    """Queries, keys and values of a token alone, side by side in one vector, and the views of it that a step takes.
+    """Queries, keys and values side by side in one buffer, and the views of it that a step takes.
 
-    ``written``: where its projections go, in order. ``turned`` [1, 1, heads, k, d]: what is turned by position.
-    ``query`` [1, heads, 1, head_dim]; ``key``, ``value`` [1, kv_heads, 1, head_dim].
+    ``written``: where projections go, in order, each [rows · n, out], or [out] of a token alone. ``turned``
+    [rows, n, heads, k, d]: what is turned by position. ``query`` [rows, heads, n, head_dim]; ``key``, ``value``
+    [rows, kv_heads, n, head_dim].
     """
 
     written: tuple[Tensor, ...]
@@ -59,13 +61,13 @@ class Given:
         self._stacked: dict[int, Tensor] = {}
         self._packed: dict[tuple[int, ...], Packed] = {}
 
-    def packed(self, sizes: tuple[int, ...], made: Callable[..., Packed]) -> Packed:
-        """``made(turns, *sizes)``, made at the forward's first block of these sizes and used by all of them.
+    def packed(self, states: Tensor, sizes: tuple[int, ...], made: Callable[..., Packed]) -> Packed:
+        """``made(states, turns, *sizes)``, made at the forward's first block of these sizes and used by all of them.
 
         The cache copies what is written to it, so that the next block may overwrite what this one has left.
         """
         if sizes not in self._packed:
-            self._packed[sizes] = made(self.turns, *sizes)
+            self._packed[sizes] = made(states, self.turns, *sizes)
         return self._packed[sizes]
 
     def stacked(self, groups: int) -> Tensor | None:
@@ -106,6 +108,16 @@ def turn_alone(states: Tensor, turns: Turns) -> Tensor:
     return states.mul_(cos).addcmul_(swapped, sin)
 
 
+def tokens_of(states: Tensor) -> tuple[int, int]:
+    """(rows, n) of ``states`` [rows, n, D], or [D] of a token alone."""
+    return (1, 1) if states.dim() == 1 else (states.shape[0], states.shape[1])
+
+
+def buffer_for(states: Tensor, width: int) -> Tensor:
+    """[rows · n, ``width``] for what is projected from ``states`` [rows, n, D]; [``width``] for a token alone."""
+    return states.new_empty(width if states.dim() == 1 else (states.shape[0] * states.shape[1], width))
+
+
 def attended(query: Tensor, keys: Tensor, values: Tensor, given: Given, scale: float, like: Tensor) -> Tensor:
     """[rows, n, heads · d] of ``query`` [rows, heads, n, d] over [rows, kv_heads, keys, d].
 
@@ -137,9 +149,14 @@ def alone(hidden: Tensor) -> Tensor:
 
 
 def linear(states: Tensor, own: dict[str, Any], out: Tensor | None = None) -> Tensor:
-    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out``: of a vector."""
+    """What a linear layer of these ``parameters`` makes of ``states`` [rows, n, in] or [in]; ``out`` of ``Packed``."""
     if states.dim() > 1:
-        return F.linear(states, own["weight"], own["bias"])
+        if out is None:
+            return F.linear(states, own["weight"], own["bias"])
+        rows, transposed = states.flatten(0, -2), own["weight"].t()
+        if own["bias"] is None:
+            return torch.mm(rows, transposed, out=out)
+        return torch.addmm(own["bias"], rows, transposed, out=out)
     if own["bias"] is None:
         return torch.mv(own["weight"], states, out=out)
     return torch.addmv(own["bias"], own["weight"], states, out=out)
