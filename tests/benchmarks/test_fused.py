@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 HELD, PAIRS, SKIPPED = 64, 60, 3  # tokens before the chunk; timed pairs; layers that drafting has run already
 MOST = {2: 1.35, 4: 1.55, 8: 1.9}  # n → passes over one token that a pass over n tokens may take
-SMALLS, LARGES = (16, 24), (24, 8)  # pairs, new tokens: where a token takes long, short turns beside one another
+SMALLS, LARGES = (16, 16, 24), (30, 4, 8)  # pairs, tokens of the prompt, new ones: short turns where tokens take long
 SMALL = {"hidden_size": 128, "num_hidden_layers": 12, "num_attention_heads": 4, "vocab_size": 2048}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "intermediate_size": 352, "max_position_embeddings": 512}
 LARGE = {
@@ -82,14 +82,14 @@ def test_a_chunk_takes_little_more_than_one_token(first):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_full_depth_is_faster_than_generate_and_never_slower_than_the_modules(name):
-    config, (pairs, new), least = CONFIGS[name]
+    config, (pairs, prompt, new), least = CONFIGS[name]
     torch.manual_seed(0)
     model = hf.AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     lay_out(model)  # as loading does
     fast, walked, layers = CausalStepper(model), CausalStepper(model, backend="walked"), config.num_hidden_layers
     rng = np.random.default_rng(0)
-    prompts = rng.integers(1, config.vocab_size, (pairs + 2, 16))
+    prompts = rng.integers(1, config.vocab_size, (pairs + 2, prompt))
     decoders = {
         "full": WalkedDecoder(fast, full_depth(layers)),
         "modules": WalkedDecoder(walked, full_depth(layers)),
