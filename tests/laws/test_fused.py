@@ -43,9 +43,9 @@ FUSED = (
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def pair(family, dtype="float64"):
+def pair(family, dtype="float64", config=None):
     """(fused, walked) steppers of one model."""
-    model = small_model(family, DTYPES[dtype])
+    model = small_model(family, DTYPES[dtype], config=config)
     fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
     assert all(step is not None for step in fast._steps)
     assert all(step is None for step in slow._steps)
@@ -96,12 +96,17 @@ def test_fused_steps_are_the_modules(family, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m"])
+@pytest.mark.parametrize(
+    "family", ["gpt_neox", "gpt_neox_sequential", "opt", "opt_350m", "llama", "qwen2", "qwen3", "olmo2"]
+)
 def test_where_every_head_has_its_own_key_they_are_the_modules_to_the_bit(family, dtype, monkeypatch):
     """But for GELU, which is another kernel of PyTorch's, and a token alone, whose products are others."""
     monkeypatch.setattr(parts, "gelu", F.gelu)
     monkeypatch.setattr(causal, "alone", lambda hidden: hidden)
-    fast, slow = pair(family, dtype)
+    config = small_config(family)
+    if hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = config.num_attention_heads
+    fast, slow = pair(family, dtype, config)
     tokens = torch.from_numpy(np.random.default_rng(1).integers(0, VOCABULARY, (3, 24)))
     assert all(torch.equal(*both) for both in zip(walk(fast, tokens), walk(slow, tokens), strict=True))
 
