@@ -360,8 +360,7 @@ class Subject:
         """Logits [n, V] that the model's own forward gives after each of ``tokens``."""
         ids = torch.from_numpy(tokens)[None].to(self.stepper.device)
         given = {"input_ids": self._sources(1), "decoder_input_ids": ids} if self.seq2seq else {"input_ids": ids}
-        logits: Floats = on_host(self.loaded.model(**given).logits[0])
-        return logits
+        return on_host(self.loaded.model(**given).logits[0])
 
     def _sources(self, rows: int) -> torch.Tensor:
         assert self.source is not None, "only an encoder-decoder is given sources"

@@ -15,11 +15,9 @@ from emad_ref.report.caught import Complaint, Result
 from emad_ref.report.shipped import shipped_tests, suite_names
 from tests.suites.conftest import ROOT, SUITES, text_of
 
-# of what reads other rows' K/V, changes the judge's model, ends the process and forges outcomes, one each
-CAUGHT_QUICKLY = ("kv-of-other-rows", "judge-weight", "exits-process", "forges-outcomes")
 CAUGHT_HERE = (
-    *CAUGHT_QUICKLY, "batch-exits-together", "rule-threshold-looser", "drop-shifting-indices", "work-halved",
-    "sampling-greedy", "skips",
+    "kv-of-other-rows", "batch-exits-together", "rule-threshold-looser", "drop-shifting-indices", "work-halved",
+    "sampling-greedy", "judge-weight", "skips", "exits-process", "forges-outcomes",
 )  # fmt: skip
 USAGE = pytest.ExitCode.USAGE_ERROR
 
@@ -29,20 +27,19 @@ def selfcheck(pytester: pytest.Pytester, *more: object) -> pytest.RunResult:
     return pytester.runpytest_subprocess(f"-c{ROOT / 'pyproject.toml'}", SUITES, *map(str, more))
 
 
-@pytest.mark.parametrize(
-    "names", [CAUGHT_QUICKLY, pytest.param(CAUGHT_HERE, marks=pytest.mark.slow)], ids=["few", "more"]
-)
-def test_planted_decoders_are_caught(pytester: pytest.Pytester, tiny: Path, names: tuple[str, ...]) -> None:
-    result = selfcheck(pytester, "--emad-model", tiny, f"--emad-selfcheck={','.join(names)}", "--emad-report", "out")
+def test_planted_decoders_are_caught_and_honest_ones_are_not(pytester: pytest.Pytester, tiny: Path) -> None:
+    result = selfcheck(
+        pytester, "--emad-model", tiny, f"--emad-selfcheck={','.join(CAUGHT_HERE)}", "--emad-report", "out"
+    )
     assert result.ret == 0, text_of(result)
     written = json.loads((pytester.path / "out" / "selfcheck.json").read_text(encoding="utf-8"))
     found = {one["name"]: one for one in written["results"]}
-    assert {name: one["outcome"] for name, one in found.items()} == dict.fromkeys(names, "caught")
+    assert {name: one["outcome"] for name, one in found.items()} == dict.fromkeys(CAUGHT_HERE, "caught")
     assert all(one["by"] == CATALOGUE[name].meant for name, one in found.items())
     assert "row " in found["kv-of-other-rows"]["message"]
     assert "position " in found["kv-of-other-rows"]["message"]
-    assert (pytester.path / "out" / "selfcheck.txt").read_text(encoding="utf-8").count("\n") > len(names)
-    result.stdout.fnmatch_lines([f"1/{len(names)} *: caught by *", f"emad selfcheck: {len(names)} caught"])
+    assert (pytester.path / "out" / "selfcheck.txt").read_text(encoding="utf-8").count("\n") > len(CAUGHT_HERE)
+    result.stdout.fnmatch_lines([f"1/{len(CAUGHT_HERE)} *: caught by *", f"emad selfcheck: {len(CAUGHT_HERE)} caught"])
 
 
 @pytest.mark.parametrize(
