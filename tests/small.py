@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import transformers as hf
+
+from emad_ref.models import beside, pages
+from emad_ref.models.layout import lay_out
 
 LAYERS, VOCABULARY, WINDOW = 6, 101, 5
 _SIZES: dict[str, Any] = {
@@ -105,3 +109,11 @@ def small_model(
     if family in EXPERTS and dtype == torch.float64:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     return model.to(dtype).eval()
+
+
+def lay_out_as_large(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lay ``model``'s weights out as if they were large: siblings side by side, gaps between all columns."""
+    monkeypatch.setattr(pages, "LARGE", 0)
+    monkeypatch.setattr(beside, "LONG", 0)
+    monkeypatch.setattr(beside, "PLACES", 1)
+    lay_out(model)

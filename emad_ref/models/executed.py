@@ -3,8 +3,9 @@
 PyTorch hands every operation to a dispatch mode before it runs, whoever asks for it: a module, a hook, a hand-written
 step. One operand of a matrix product that lies inside a weight of a watched model is that weight (or a slice or
 transpose of it), the other holds the rows. A product with a slice counts by the slice's share, so that Q, K and V taken
-one by one from a packed matrix are one row each. Only matrices that every token of a block passes are watched: no
-experts, which see some tokens, and no K and V of a source, which see none.
+one by one from a packed matrix are one row each; one with several weights that lie side by side is a row through each
+of them. Only matrices that every token of a block passes are watched: no experts, which see some tokens, and no K and V
+of a source, which see none.
 
 It cannot see weights that were copied, packed or quantised, other processes, kernels that are not PyTorch's, replayed
 graphs, other threads. What it has not seen was not shown to be absent.
@@ -13,8 +14,8 @@ graphs, other threads. What it has not seen was not shown to be absent.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,13 +35,62 @@ OF_A_SOURCE = (".EncDecAttention.k.", ".EncDecAttention.v.")
 
 @dataclass(frozen=True)
 class Matrix:
-    """A weight of block ``layer`` (``HEAD``: of the head), and where its bytes lie: from ``start`` up to ``end``."""
+    """A weight of block ``layer`` (``HEAD``: of the head), [out, in], and where its bytes lie.
+
+    From ``start`` on, one output is ``out_step`` bytes from the next, one input ``in_step``.
+    """
 
     layer: int
     name: str
     start: int
-    end: int
-    elements: int
+    shape: tuple[int, int]
+    out_step: int
+    in_step: int
+
+    @property
+    def elements(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def after(self) -> int:
+        """Where one output more would lie."""
+        return self.start + self.shape[0] * self.out_step
+
+    def goes_on(self, other: Matrix) -> bool:
+        """Whether ``other``'s outputs are this one's, continued: one operand may reach over both."""
+        alike = (self.out_step, self.in_step, self.shape[1]) == (other.out_step, other.in_step, other.shape[1])
+        return alike and other.start == self.after
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Weights side by side, each going on where the one before it ends."""
+
+    matrices: tuple[Matrix, ...]
+
+    @property
+    def start(self) -> int:
+        return self.matrices[0].start
+
+    def met(self, operand: Tensor) -> dict[Matrix, float]:
+        """What share of ``operand`` each weight is; none where it begins elsewhere."""
+        first = self.matrices[0]
+        at, item = operand.data_ptr() - self.start, operand.element_size()
+        last = self.matrices[-1].after - self.start - first.out_step + (first.shape[1] - 1) * first.in_step
+        if at > last:
+            return {}
+        columns = first.out_step < first.in_step
+        begun = (at % first.in_step if columns else at) // first.out_step
+        steps = [(size, stride * item) for size, stride in zip(operand.shape, operand.stride(), strict=True)]
+        along = [(size, step) for size, step in steps if (step < first.in_step if columns else step >= first.out_step)]
+        ended = begun + 1 + sum((size - 1) * (step // first.out_step) for size, step in along)
+        shares, done = {}, 0
+        for matrix in self.matrices:
+            outputs = min(ended, done + matrix.shape[0]) - max(begun, done)
+            if outputs > 0:
+                shares[matrix] = outputs
+            done += matrix.shape[0]
+        return {matrix: outputs / sum(shares.values()) for matrix, outputs in shares.items()}
 
 
 class Executed(TorchDispatchMode):
@@ -49,8 +99,9 @@ class Executed(TorchDispatchMode):
     def __init__(self, *models: Any):
         super().__init__()
         self._matrices = sorted((each for model in models for each in _matrices(model)), key=lambda each: each.start)
-        self._starts = [each.start for each in self._matrices]
-        self._met: Counter[tuple[int, str]] = Counter()  # multiply-adds
+        self._chains = list(_chains(self._matrices))
+        self._starts = [chain.start for chain in self._chains]
+        self._met: dict[tuple[int, str], float] = defaultdict(float)  # multiply-adds
 
     def rows(self) -> dict[tuple[int, str], float]:
         """(layer, name of the matrix within its block) → rows that were multiplied with it."""
@@ -65,15 +116,27 @@ class Executed(TorchDispatchMode):
                 made = func.decompose(*args, **(kwargs or {}))
             return func(*args, **(kwargs or {})) if made is NotImplemented else made
         product = func(*args, **(kwargs or {}))
-        met = [matrix for at in operands if (matrix := self._matrix_of(args[at])) is not None]
+        met = [shares for at in operands if (shares := self._weights_in(args[at]))]
         if len(met) == 1:  # two weights multiplied with each other are no token's
-            (matrix,) = met
-            self._met[matrix.layer, matrix.name] += product.numel() * args[operands[0]].shape[-1]
+            for matrix, share in met[0].items():
+                self._met[matrix.layer, matrix.name] += share * product.numel() * args[operands[0]].shape[-1]
         return product
 
-    def _matrix_of(self, operand: Tensor) -> Matrix | None:
-        at = bisect_right(self._starts, address := operand.data_ptr()) - 1
-        return self._matrices[at] if at >= 0 and address < self._matrices[at].end else None
+    def _weights_in(self, operand: Tensor) -> dict[Matrix, float]:
+        at = bisect_right(self._starts, operand.data_ptr()) - 1
+        return self._chains[at].met(operand) if at >= 0 else {}
+
+
+def _chains(matrices: Iterable[Matrix]) -> Iterator[Chain]:
+    """Of ``matrices`` in the order of their starts."""
+    chain: tuple[Matrix, ...] = ()
+    for matrix in matrices:
+        if chain and not chain[-1].goes_on(matrix):
+            yield Chain(chain)
+            chain = ()
+        chain += (matrix,)
+    if chain:
+        yield Chain(chain)
 
 
 def _matrices(model: Any) -> Iterator[Matrix]:
@@ -83,5 +146,5 @@ def _matrices(model: Any) -> Iterator[Matrix]:
     for layer, part in parts:
         for name, weight in part.named_parameters():
             if weight.ndim == 2 and not any(source in f".{name}" for source in OF_A_SOURCE):
-                start = weight.data_ptr()
-                yield Matrix(layer, name, start, start + weight.numel() * weight.element_size(), weight.numel())
+                steps = [stride * weight.element_size() for stride in weight.stride()]
+                yield Matrix(layer, name, weight.data_ptr(), tuple(weight.shape), *steps)

@@ -37,7 +37,7 @@ CONFIGS = {  # family and size → config, turns, and what generate takes at lea
     "qwen3, small": (hf.Qwen3Config(**GROUPED, head_dim=32), SMALLS, 1.2),
     "olmo2, small": (hf.Olmo2Config(**GROUPED), SMALLS, 1.2),
     "opt, small": (hf.OPTConfig(**SMALL, ffn_dim=512, word_embed_proj_dim=128), SMALLS, 1.2),
-    "llama of Pythia-410M's size": (hf.LlamaConfig(**LARGE), LARGES, 1.05),
+    "llama of Pythia-410M's size": (hf.LlamaConfig(**LARGE), LARGES, 1.08),
 }
 
 

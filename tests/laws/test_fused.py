@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,10 +18,10 @@ from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models import causal
 from emad_ref.models.causal import CausalStepper
-from emad_ref.models.fused import fused, fused_norm, parts
+from emad_ref.models.fused import beside, fused, fused_norm, parts
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from tests.small import LAYERS, VOCABULARY, small_config, small_model
+from tests.small import LAYERS, VOCABULARY, lay_out_as_large, small_config, small_model
 
 FUSED = (
     "gpt_neox",
@@ -262,6 +263,54 @@ def test_a_parameter_put_in_anothers_place_counts():
     with torch.inference_mode():
         ours = forward(stepper, stepper.new_cache(1), tokens, (0,))
         assert (ours - model(tokens).logits).abs().max() <= tolerance("llama", "float64", "cpu")
+
+
+SIBLINGS = tuple(family for family in FUSED if not family.startswith("gpt_neox"))  # which has them in one
+
+
+@pytest.mark.parametrize("family", SIBLINGS)
+def test_steps_over_weights_that_lie_side_by_side_are_the_modules(family, monkeypatch):
+    """As large ones do; a token alone is multiplied with all of them at once."""
+    model = small_model(family, torch.float32)
+    lay_out_as_large(model, monkeypatch)
+    fast, slow = CausalStepper(model), CausalStepper(model, backend="walked")
+    one_by_one = []
+
+    def linear(states, own, *given):
+        one_by_one.append(states.dim())
+        return parts.linear(states, own, *given)
+
+    monkeypatch.setattr(beside, "linear", linear)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(0, VOCABULARY, (3, 24)))
+    most = tolerance(model.config.model_type, "float32", "cpu")
+    for ours, theirs in zip(walk(fast, tokens), walk(slow, tokens), strict=True):
+        assert (ours - theirs).abs().max() <= most
+    assert set(one_by_one) == {3}, "several tokens as the modules do it, one token never"
+
+
+@pytest.mark.parametrize("name", ["q_proj.weight", "v_proj.weight", "k_proj.bias"])
+def test_of_weights_side_by_side_one_put_in_anothers_place_counts(name, monkeypatch):
+    """Another parameter or other data of the same; the others stay where they are."""
+    model = small_model("qwen2", torch.float32)
+    lay_out_as_large(model, monkeypatch)
+    stepper, tokens = CausalStepper(model), torch.arange(8)[None]
+
+    def last():
+        cache = stepper.new_cache(1)
+        forward(stepper, cache, tokens[:, :7], (0,))
+        return forward(stepper, cache, tokens[:, 7:], (7,))[0, 0]
+
+    part = model.model.layers[2].self_attn.get_submodule(name.split(".")[0])
+    with torch.inference_mode():
+        seen = [last()]
+        getattr(part, name.split(".")[1]).data = torch.randn_like(getattr(part, name.split(".")[1]))
+        seen.append(last())
+        assert (seen[-1] - model(tokens).logits[0, -1]).abs().max() <= tolerance("qwen2", "float32", "cpu")
+    setattr(part, name.split(".")[1], nn.Parameter(torch.randn_like(getattr(part, name.split(".")[1]))))
+    with torch.inference_mode():
+        seen.append(last())
+        assert (seen[-1] - model(tokens).logits[0, -1]).abs().max() <= tolerance("qwen2", "float32", "cpu")
+    assert min((one - other).abs().max() for one, other in pairwise(seen)) > 1e-2
 
 
 def test_a_backend_that_is_neither_is_refused():

@@ -11,6 +11,7 @@ import torch
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.witness import Seen, witness
 from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.beside import joined
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.executed import Executed
 from emad_ref.models.seq2seq import Seq2SeqStepper
@@ -20,7 +21,7 @@ from emad_ref.record import HEAD
 from tests.decoders.cached import CachedDecoder
 from tests.decoders.defective import DEFECTS, AllLayersThenRoute, ReadsEveryLayer
 from tests.decoders.subject import drawn, spread_point, tiny_neox
-from tests.small import EXPERTS, FAMILIES, LAYERS, VOCABULARY, small_model
+from tests.small import EXPERTS, FAMILIES, LAYERS, VOCABULARY, lay_out_as_large, small_model
 from tests.unit.models.test_seq2seq import small_t5, some_sources
 
 NEW = 5
@@ -91,6 +92,53 @@ def test_packed_weights_taken_apart_are_one_row_each() -> None:
         torch.bmm(states[:, None], mix.weight.T.expand(4, -1, -1))
         mix.weight @ states[0]
     assert executed.rows()[1, "attention.query_key_value.weight"] == pytest.approx(4 + 4 + 4 + 4 + 1)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "opt", "gpt_neox"])
+def test_weights_side_by_side_are_a_row_each(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As our decoder multiplies a token alone with them: all at once."""
+    model = small_model(family, torch.float32)
+    lay_out_as_large(model, monkeypatch)
+    seen = watched(model, WalkedDecoder(CausalStepper(model), at_two()), prompts(rows=1))
+    assert witness([seen]).passed is True
+    rows = {layer: {rows for (at, _), rows in seen.rows.items() if at == layer} for layer in (1, LAYERS, HEAD)}
+    assert rows == {1: {5 + NEW}, LAYERS: {5}, HEAD: {NEW}}
+
+
+@pytest.mark.parametrize("how", ["by columns", "by rows"])
+def test_a_product_with_parts_of_weights_side_by_side_counts_by_each_ones_share(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_model("llama", torch.float32)  # 32 queries, 16 keys, 16 values of 32 inputs
+    attention = model.model.layers[1].self_attn
+    layers = [attention.q_proj, attention.k_proj, attention.v_proj]
+    if how == "by columns":
+        lay_out_as_large(model, monkeypatch)
+        whole = joined([layer.weight for layer in layers])
+        assert whole is not None
+        assert whole.stride(1) > 64, "with gaps"
+    else:
+        whole = torch.cat([layer.weight.detach() for layer in layers])
+        for layer, part in zip(layers, whole.split([32, 16, 16]), strict=True):
+            layer.weight.data = part
+    states, names = torch.ones(4, 32), [f"self_attn.{name}_proj.weight" for name in "qkv"]
+
+    def met(weight: torch.Tensor, rows: torch.Tensor) -> list[float]:
+        with torch.inference_mode(), Executed(model) as executed:
+            rows @ weight.T if rows.dim() > 1 else weight @ rows
+        found = executed.rows()
+        assert sum(rows > 0 for rows in found.values()) == sum(found[2, name] > 0 for name in names)
+        return [found[2, name] for name in names]
+
+    assert met(whole, states) == pytest.approx([4, 4, 4])
+    assert met(whole, states[0]) == pytest.approx([1, 1, 1])
+    assert met(whole[:32], states) == pytest.approx([4, 0, 0])
+    assert met(whole[24:40], states) == pytest.approx([4 * 8 / 32, 4 * 8 / 16, 0])
+    assert met(whole[40:], states) == pytest.approx([0, 4 * 8 / 16, 4])
+    assert met(whole[:, 8:], states[:, 8:]) == pytest.approx([3, 3, 3])
+    assert met(whole[48:, 16:], states[:, 16:]) == pytest.approx([0, 0, 2])
+    assert met(layers[1].weight, states) == pytest.approx([0, 4, 0])
+    assert met(layers[2].weight[3:4, 31:], states[:, 31:]) == pytest.approx([0, 0, 4 / 16 / 32])
 
 
 @pytest.mark.parametrize("name", ["honest", *DEFECTS])

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from emad_ref.models.fused.beside import Beside
 from emad_ref.models.fused.parts import (
     Given,
     Packed,
@@ -30,7 +31,6 @@ from emad_ref.models.fused.parts import (
     parameters,
     tokens_of,
     turn,
-    turn_alone,
 )
 
 
@@ -52,12 +52,13 @@ def llama(names: Names, block: Any) -> Step:
     second, after_second = (_norm_of(block, names.norm, name) for name in (names.before_mlp, names.after_mlp))
     query_norm, key_norm = (_norm_of(attention, names.norm, name) for name in ("q_norm", "k_norm"))
     turns, factor = getattr(attention, "use_rope", True), getattr(block, "residual_multiplier", None)
-    query_of, key_of, value_of, out = (parameters(getattr(attention, f"{name}_proj")) for name in "qkvo")
-    gate, up, down = (parameters(getattr(mlp, f"{name}_proj")) for name in ("gate", "up", "down"))
+    mixed = Beside(*(parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
+    widened = Beside(parameters(mlp.gate_proj), parameters(mlp.up_proj))
+    out, down = parameters(attention.o_proj), parameters(mlp.down_proj)
+    sizes = (*mixed.sizes[:2], head)
     whole = query_norm is not None and attention.q_norm.weight.shape[0] != head
 
-    def heads(states: Tensor, own: dict[str, Any], norm: Pointwise | None, tokens: tuple[int, int]) -> Tensor:
-        projected = linear(states, own)
+    def heads(projected: Tensor, norm: Pointwise | None, tokens: tuple[int, int]) -> Tensor:
         if norm is not None and whole:
             projected = norm(projected)
         split = projected.view(*tokens, -1, head)
@@ -66,27 +67,27 @@ def llama(names: Names, block: Any) -> Step:
     def step(states: Tensor, given: Given) -> Tensor:
         normed = states if first is None else first(states)
         if query_norm is None and not torch.is_grad_enabled():
-            packed = given.packed(states, (query_of["weight"].shape[0], key_of["weight"].shape[0], head), _packed)
-            for own, written in zip((query_of, key_of, value_of), packed.written, strict=True):
-                linear(normed, own, written)
+            packed = given.packed(states, sizes, _packed)
+            mixed.write(normed, packed)
             query, key, value = packed.query, packed.key, packed.value
             if turns:
                 assert given.turns is not None
-                (turn if states.dim() > 1 else turn_alone)(packed.turned, given.turns)
+                packed.turn(given.turns)
         else:
             tokens = tokens_of(states)
-            query, key = heads(normed, query_of, query_norm, tokens), heads(normed, key_of, key_norm, tokens)
-            value = heads(normed, value_of, None, tokens).transpose(1, 2)
+            projected = zip(mixed(normed, given), (query_norm, key_norm, None), strict=True)
+            query, key, value = (heads(each, norm, tokens) for each, norm in projected)
             if turns:
                 assert given.turns is not None
                 both = turn(torch.cat((query, key), dim=2).unsqueeze(3), given.turns).squeeze(3)
                 query, key = both.split((query.shape[2], key.shape[2]), dim=2)
-            query, key = query.transpose(1, 2), key.transpose(1, 2)
+            query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         keys, values = given.writer.update(key, value, index)
         change = linear(attended(query, keys, values, given, scale, states), out)
         base = _joined(states, change if after_first is None else after_first(change), factor)
         normed = base if second is None else second(base)
-        change = linear(act(linear(normed, gate)) * linear(normed, up), down)
+        gate, up = widened(normed, given)
+        change = linear(act(gate) * up, down)
         return _joined(base, change if after_second is None else after_second(change), factor)
 
     return step
@@ -98,7 +99,7 @@ def _packed(states: Tensor, _turns: Turns | None, queries: int, keys: int, head:
     written = whole.split((queries, keys, keys), dim=-1)
     query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in written)
     turned = whole.narrow(-1, 0, queries + keys).view(*tokens, -1, 1, head)
-    return Packed(tuple(written), turned, query, key, value)
+    return Packed(whole, tuple(written), turned, query, key, value)
 
 
 def _joined(hidden: Tensor, change: Tensor, factor: float | None) -> Tensor:

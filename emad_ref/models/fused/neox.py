@@ -20,7 +20,6 @@ from emad_ref.models.fused.parts import (
     parameters,
     tokens_of,
     turn,
-    turn_alone,
 )
 
 
@@ -45,8 +44,8 @@ def gpt_neox(block: Any) -> Step:
             query, key, value = mixed.transpose(1, 2).unbind(3)
         else:
             packed = given.packed(states, (normed.shape[-1] // head, head), _packed)
-            linear(normed, mix, packed.written[0])
-            (turn if states.dim() > 1 else turn_alone)(packed.turned, given.turns)
+            linear(normed, mix, packed.whole)
+            packed.turn(given.turns)
             query, key, value = packed.query, packed.key, packed.value
         keys, values = given.writer.update(key, value, index)
         change = linear(attended(query, keys, values, given, scale, states), out)
@@ -61,7 +60,7 @@ def gpt_neox(block: Any) -> Step:
 def _packed(states: Tensor, turns: Turns, heads: int, head: int) -> Packed:
     whole = buffer_for(states, heads * 3 * head)
     mixed = whole.view(*tokens_of(states), heads, 3, head)
-    return Packed((whole,), _turned(mixed, turns), *mixed.transpose(1, 2).unbind(3))
+    return Packed(whole, (whole,), _turned(mixed, turns), *mixed.transpose(1, 2).unbind(3))
 
 
 def _turned(mixed: Tensor, turns: Turns) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from emad_ref.models.fused.beside import Beside
 from emad_ref.models.fused.parts import Given, Step, activation, attended, layer_norm, linear, parameters, tokens_of
 
 
@@ -16,14 +17,14 @@ def opt(block: Any) -> Step:
     head, scale, index = attention.head_dim, attention.scaling, attention.layer_idx
     act = activation(block.activation_fn)
     first, second = layer_norm(block.self_attn_layer_norm), layer_norm(block.final_layer_norm)
-    query_of, key_of, value_of = (parameters(getattr(attention, f"{name}_proj")) for name in "qkv")
+    mixed = Beside(*(parameters(getattr(attention, f"{name}_proj")) for name in "qkv"))
     out, up, down = parameters(attention.out_proj), parameters(block.fc1), parameters(block.fc2)
 
     def step(states: Tensor, given: Given) -> Tensor:
         tokens = tokens_of(states)
         normed = first(states) if before else states
-        query, key, value = linear(normed, query_of) * scale, linear(normed, key_of), linear(normed, value_of)
-        query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query, key, value))
+        query, key, value = mixed(normed, given)
+        query, key, value = (each.view(*tokens, -1, head).transpose(1, 2) for each in (query * scale, key, value))
         keys, values = given.writer.update(key, value, index)
         base = states + linear(attended(query, keys, values, given, 1.0, states), out)
         if not before:

@@ -26,16 +26,21 @@ Turns = tuple[Tensor, Tensor]
 class Packed(NamedTuple):
     """Queries, keys and values side by side in one buffer, and the views of it that a step takes.
 
-    ``written``: where projections go, in order, each [rows · n, out], or [out] of a token alone. ``turned``
-    [rows, n, heads, k, d]: what is turned by position. ``query`` [rows, heads, n, head_dim]; ``key``, ``value``
-    [rows, kv_heads, n, head_dim].
+    ``whole`` [rows · n, all outs], or [all outs] of a token alone. ``written``: where projections go, in order.
+    ``turned`` [rows, n, heads, k, d]: what is turned by position. ``query`` [rows, heads, n, head_dim]; ``key``,
+    ``value`` [rows, kv_heads, n, head_dim].
     """
 
+    whole: Tensor
     written: tuple[Tensor, ...]
     turned: Tensor
     query: Tensor
     key: Tensor
     value: Tensor
+
+    def turn(self, turns: Turns) -> None:
+        """Turn queries and keys by their positions, in place."""
+        (turn_alone if self.whole.dim() == 1 else turn)(self.turned, turns)
 
 
 class Written(Protocol):
@@ -54,12 +59,13 @@ class Given:
     None where positions are embedded.
     """
 
-    __slots__ = ("_packed", "_stacked", "causal", "mask", "turns", "writer")
+    __slots__ = ("_packed", "_parts", "_stacked", "causal", "mask", "turns", "writer")
 
     def __init__(self, writer: Written, mask: Tensor | None, turns: Turns | None, several: bool):
         self.writer, self.mask, self.turns, self.causal = writer, mask, turns, several and mask is None
         self._stacked: dict[int, Tensor] = {}
         self._packed: dict[tuple[int, ...], Packed] = {}
+        self._parts: dict[tuple[int, ...], tuple[Tensor, tuple[Tensor, ...]]] = {}
 
     def packed(self, states: Tensor, sizes: tuple[int, ...], made: Callable[..., Packed]) -> Packed:
         """``made(states, turns, *sizes)``, made at the forward's first block of these sizes and used by all of them.
@@ -69,6 +75,16 @@ class Given:
         if sizes not in self._packed:
             self._packed[sizes] = made(states, self.turns, *sizes)
         return self._packed[sizes]
+
+    def parts(self, states: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """A buffer [all outs] for what layers of these ``sizes`` make of a token alone, and its parts.
+
+        One block after the other writes to it.
+        """
+        if sizes not in self._parts:
+            whole = buffer_for(states, sum(sizes))
+            self._parts[sizes] = whole, tuple(whole.split(sizes))
+        return self._parts[sizes]
 
     def stacked(self, groups: int) -> Tensor | None:
         """The mask of ``groups`` query heads that stand as queries of one: [rows or 1, 1, groups · n, keys]."""

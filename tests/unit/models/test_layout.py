@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from emad_ref.models.layout import LARGE, PAGE, laid_out, lay_out
+from emad_ref.models.beside import GAP
+from emad_ref.models.layout import laid_out, lay_out
 from emad_ref.models.loading import fingerprint_of, load
+from emad_ref.models.pages import LARGE, PAGE
 from tests.small import small_model
 
 IDS = torch.arange(3, 11)[None]
@@ -20,9 +22,9 @@ def linear(model: nn.Module) -> dict[str, nn.Linear]:
     return {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
 
 
-def along_its_longer_side(weight: torch.Tensor) -> bool:
+def along_its_longer_side(weight: torch.Tensor, gap: int = 0) -> bool:
     out, wide = weight.shape
-    return weight.stride() == ((1, out) if out >= wide else (wide, 1))
+    return weight.stride() == ((1, out + gap) if out >= wide else (wide, 1))
 
 
 @pytest.fixture(params=["llama", "llama3", "gpt2"], ids=["apart", "tied", "no linear layer but the head, tied"])
@@ -89,19 +91,24 @@ def test_other_precisions_stay_as_they_are(dtype):
 def test_a_large_weight_begins_with_a_large_page_and_goes_there_once(shape):
     weight = torch.randn(shape)
     assert weight.numel() * weight.element_size() == LARGE
-    laid = laid_out(weight)
+    laid, gap = laid_out(weight), GAP if shape[0] > shape[1] else 0
     assert torch.equal(laid, weight)
-    assert along_its_longer_side(laid)
+    assert along_its_longer_side(laid, gap)
     assert laid.data_ptr() % PAGE == 0
-    assert laid.untyped_storage().nbytes() == LARGE  # what is idle on the last page is nobody's to save
+    assert laid.untyped_storage().nbytes() == LARGE + gap * 512 * 4  # what is idle on the last page is nobody's to save
     assert laid_out(laid).data_ptr() == laid.data_ptr()
+    elsewhere = torch.empty(laid.untyped_storage().nbytes() // 4 + 1)[1:].as_strided(laid.shape, laid.stride())
+    assert elsewhere.copy_(laid).data_ptr() % PAGE
+    assert laid_out(elsewhere).data_ptr() % PAGE == 0
 
 
 def test_where_there_are_no_large_pages_a_large_weight_lies_where_any_does(monkeypatch):
-    monkeypatch.setattr("emad_ref.models.layout._ON_LARGE_PAGES", None)
+    monkeypatch.setattr("emad_ref.models.pages._ON_LARGE_PAGES", None)
     weight = torch.randn(512, 2048)
     assert laid_out(weight) is weight
-    assert along_its_longer_side(laid_out(weight.t()))
+    laid = laid_out(weight.t())
+    assert along_its_longer_side(laid, GAP)
+    assert laid_out(laid) is laid
 
 
 def test_embeddings_and_what_they_share_go_to_large_pages_together():
