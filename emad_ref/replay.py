@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
 from emad_ref.record import Floats, Ints, Work
 from emad_ref.schedule.derived import Probed, flops_at, probed_by, work_at
-from emad_ref.schedule.interface import Places
 from emad_ref.schedule.table import schedule_of
 from emad_ref.signals import SIGNALS
 
@@ -42,6 +42,11 @@ class Replay:
     top1: Ints
     macs_per_row: int = 0
 
+    @cached_property
+    def mean_nll(self) -> float:
+        """Nats per token."""
+        return float(self.nll_nats.mean())
+
 
 class Ladder:
     """A trace laid out as grids [longest, sequences], so that each rule and running minimum is one call over all rows.
@@ -51,9 +56,8 @@ class Ladder:
 
     def __init__(self, trace: Trace):
         self.trace = trace
-        column = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
         self.shape = (int(trace.lengths.max()), trace.sequences)
-        self.place = column * trace.sequences + trace.sequence  # of each token in a flattened grid
+        self.place = trace.places.decided * trace.sequences + trace.sequence  # of each token in a flattened grid
         self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
         self._grids: dict[object, NDArray[Any]] = {}
 
@@ -165,7 +169,7 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
         BadArgument: a confidence rule that the trace does not record.
     """
     probed = _probed(trace, point, macs_per_row)
-    return work_at(point, Places(trace.position, trace.starts), depth, probed, trace.ahead)
+    return work_at(point, trace.places, depth, probed, trace.ahead)
 
 
 def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
@@ -176,9 +180,9 @@ def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
     Raises:
         BadArgument: as ``decode_work``.
     """
-    point, places = replayed.point, Places(trace.position, trace.starts)
+    point = replayed.point
     probed = _probed(trace, point, replayed.macs_per_row)
-    return sums(trace, flops_at(point, places, replayed.depth, probed, trace.ahead, geometry))
+    return sums(trace, flops_at(point, trace.places, replayed.depth, probed, trace.ahead, geometry))
 
 
 def _probed(trace: Trace, point: OperatingPoint, macs_per_row: int) -> Probed:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, TextIO
 
@@ -33,6 +34,7 @@ from emad_ref.readout.estimate import Reader, reader_of
 from emad_ref.readout.signals import divergence_nats, on_host, require_finite
 from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
+from emad_ref.schedule.interface import Places
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS, SIGNALS, Readout, raised
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
@@ -110,6 +112,11 @@ class Trace:
     @property
     def layers(self) -> int:
         return self.nll_nats.shape[1]
+
+    @cached_property
+    def places(self) -> Places:
+        """Where its tokens stand: what schedules ask."""
+        return Places(self.position, self.starts)
 
     @property
     def entropy_nats(self) -> NDArray[np.float32]:

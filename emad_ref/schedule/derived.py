@@ -16,7 +16,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.states import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import Places, Ran
+from emad_ref.schedule.interface import Places, Ran, ran_once
 from emad_ref.schedule.table import schedule_of
 
 FULL = READOUTS.index("full")
@@ -50,22 +50,28 @@ def probed_by(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int
 
 
 @dataclass(frozen=True, eq=False)
-class _Step:
-    """What one layer runs: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's own.
-
-    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
-    of its own, with ``ahead`` multiply-adds a row in front of it. ``kind``: which of ``FILLS`` its fills are, with
-    ``fill_macs`` [tokens] in front of each.
-    """
+class _Run:
+    """What one layer runs besides readouts: ``kind``: which of ``FILLS`` its fills are, with ``fill_macs`` [tokens]
+    multiply-adds in front of each."""
 
     ran: Ran
+    kind: int
+    fill_macs: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class _Read:
+    """What is read after one layer: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's.
+
+    ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
+    of its own, with ``ahead`` multiply-adds a row in front of it.
+    """
+
     heads: Bools
     macs: Ints
     probed: Bools | None
     emitted: Bools
     ahead: int
-    kind: int
-    fill_macs: Ints
 
 
 def work_at(
@@ -81,20 +87,22 @@ def work_at(
     ``translators``: those that the point names.
     """
     work = Work.none(point.layers)
-    last, tokens, keys = None, 0, 0
-    for layer, step in enumerate(_steps(point, places, depth, probed, ahead, translators)):
-        if step.ran is not last:
-            last, tokens, keys = step.ran, int(np.count_nonzero(step.ran.keys)), int(step.ran.keys.sum())
-        work.tokens[layer], work.context[layer] = tokens, keys
-        if step.ran.fills is not None:
-            work.fills[step.kind, layer] = int(step.ran.fills.sum())
-            work.fill_macs[layer] = int(step.fill_macs.sum(where=step.ran.fills))
-        if step.probed is not None:
-            work.readout_rows[step.heads, layer] = int(np.count_nonzero(step.probed))
-            work.readout_macs[step.heads, layer] = _charged(step.macs, step.probed)
-        alone = int(np.count_nonzero(step.emitted))
+    if schedule_of(point).ran is ran_once:  # then how many tokens have each depth says it all
+        work.tokens[:], work.context[:] = (_reaching(depth, each, point.layers) for each in (None, places.keys))
+    else:
+        for layer, run in enumerate(_runs(point, places, depth, translators)):
+            keys, fills = run.ran
+            work.tokens[layer], work.context[layer] = int(np.count_nonzero(keys)), int(keys.sum())
+            if fills is not None:
+                work.fills[run.kind, layer] = int(fills.sum())
+                work.fill_macs[layer] = int(run.fill_macs.sum(where=fills))
+    for layer, read in enumerate(_reads(point, places, depth, probed, ahead)):
+        if read.probed is not None:
+            work.readout_rows[read.heads, layer] = int(np.count_nonzero(read.probed))
+            work.readout_macs[read.heads, layer] = _charged(read.macs, read.probed)
+        alone = int(np.count_nonzero(read.emitted))
         work.readout_rows[FULL, layer] += alone
-        work.readout_macs[FULL, layer] += alone * step.ahead
+        work.readout_macs[FULL, layer] += alone * read.ahead
     return work
 
 
@@ -109,41 +117,51 @@ def flops_at(
 ) -> Floats:
     """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``work_at`` has in all."""
     each = np.full(len(depth), float(geometry.input_flops()))
-    for step in _steps(point, places, depth, probed, ahead, translators):
-        keys = step.ran.keys
+    for run in _runs(point, places, depth, translators):
+        keys, fills = run.ran
         each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
-        each += step.emitted * (geometry.head_flops() + 2 * step.ahead)
-        if step.probed is not None:
-            head = int(step.heads[FULL]) * geometry.head_flops()
-            each += step.probed * (head + 2 * int(step.heads.sum()) * step.macs)
-        if step.ran.fills is not None:
-            each += step.ran.fills * (geometry.kv_fill_flops() + 2 * step.fill_macs)
+        if fills is not None:
+            each += fills * (geometry.kv_fill_flops() + 2 * run.fill_macs)
+    for read in _reads(point, places, depth, probed, ahead):
+        each += read.emitted * (geometry.head_flops() + 2 * read.ahead)
+        if read.probed is not None:
+            head = int(read.heads[FULL]) * geometry.head_flops()
+            each += read.probed * (head + 2 * int(read.heads.sum()) * read.macs)
     return each
 
 
-def _steps(
-    point: OperatingPoint,
-    places: Places,
-    depth: Ints,
-    probes: Probed,
-    ahead: Ints,
-    translators: StateTranslators | None,
-) -> Iterator[_Step]:
+def _reaching(depth: Ints, weights: Ints | None, layers: int) -> Ints:
+    """int64 [layers] Σ of ``weights`` [tokens], or of ones, over the tokens whose ``depth`` reaches each layer.
+
+    In float64: exact below 2⁵³.
+    """
+    of_each = np.bincount(depth, weights, minlength=layers + 1)
+    reaching: Ints = of_each[:0:-1].cumsum()[::-1].astype(np.int64)
+    return reaching
+
+
+def _runs(point: OperatingPoint, places: Places, depth: Ints, translators: StateTranslators | None) -> Iterator[_Run]:
     """Layer by layer from the first; between two depths that tokens have, all layers run the same."""
     schedule = schedule_of(point)
-    asked, kind = schedule.asked(point, places.decided), FILLS.index(schedule.fills)
+    kind = FILLS.index(schedule.fills)
     others = {1, point.ceiling, point.ceiling + 1, *(np.flatnonzero(np.bincount(depth)) + 1).tolist()}
     nothing, nowhere = np.zeros(len(depth), dtype=np.int64), np.zeros(point.layers, dtype=np.int64)
     for layer in range(1, point.layers + 1):
-        probed, emitted = asked & (depth >= layer) if layer in point.probes else None, depth == layer
-        if probed is not None and probes.shows[layer - 1]:
-            emitted &= ~probed
         if layer in others:
             ran = schedule.ran(places, depth, layer, point.ceiling)
-        heads, macs = probes.heads[:, layer - 1], probes.macs[:, layer - 1]
         before = nowhere if translators is None else translators.macs_below(layer)
-        filled = nothing if ran.fills is None else before[depth - 1]
-        yield _Step(ran, heads, macs, probed, emitted, int(ahead[layer - 1]), kind, filled)
+        yield _Run(ran, kind, nothing if ran.fills is None else before[depth - 1])
+
+
+def _reads(point: OperatingPoint, places: Places, depth: Ints, probes: Probed, ahead: Ints) -> Iterator[_Read]:
+    """Layer by layer from the first."""
+    asked = schedule_of(point).asked(point, places.decided)
+    small = depth.astype(np.int16)  # compared in a third of the time
+    for layer in range(1, point.layers + 1):
+        probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer
+        if probed is not None and probes.shows[layer - 1]:
+            emitted &= ~probed
+        yield _Read(probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted, int(ahead[layer - 1]))
 
 
 def _charged(macs: Ints, rows: Bools) -> int:

@@ -62,11 +62,11 @@ class Places:
         """int64 [tokens] keys that each attends to in a step of its own: all positions up to its own."""
         return self.position + 1
 
-    @property
+    @cached_property
     def decided(self) -> Ints:
         """int64 [tokens] index of each among the decided ones of its sequence."""
-        lengths = np.diff(self.starts)
-        return np.arange(len(self.position)) - np.repeat(self.starts[:-1], lengths)
+        index: Ints = np.arange(len(self.position)) - np.repeat(self.starts[:-1], np.diff(self.starts))
+        return index
 
     @cached_property
     def ends(self) -> Ints:

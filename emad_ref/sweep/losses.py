@@ -42,23 +42,21 @@ class Loss:
 def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> Loss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
     mine = flops(decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row), geometry)
-    depth = replayed.depth
-    every = np.bincount(depth)
+    every = np.bincount(replayed.depth)
     values = np.flatnonzero(every)
-    counts = every[values]
-    mean, mean_reference = replayed.nll_nats.mean(), reference.nll_nats.mean()
+    counts, tokens = every[values], len(trace)
     return Loss(
         point=replayed.point,
-        mean_depth=float(depth.mean()),
+        mean_depth=int(values @ counts) / tokens,
         depth_p50=_quantile(values, counts, 0.5),
         depth_p90=_quantile(values, counts, 0.9),
-        depth_shares={int(v): float(c / len(depth)) for v, c in zip(values, counts, strict=True)},
+        depth_shares={int(v): float(c / tokens) for v, c in zip(values, counts, strict=True)},
         gross_reduction=1 - mine.gross / full.gross,
         net_reduction=1 - mine.total / full.total,
         nll_nats=sums(trace, replayed.nll_nats),
-        perplexity=float(np.exp(mean)),
-        perplexity_rise=float(np.expm1(mean - mean_reference)),
-        accuracy=float((replayed.top1 == trace.target).mean()),
+        perplexity=float(np.exp(replayed.mean_nll)),
+        perplexity_rise=float(np.expm1(replayed.mean_nll - reference.mean_nll)),
+        accuracy=np.count_nonzero(replayed.top1 == trace.target) / tokens,
     )
 
 
@@ -144,8 +142,7 @@ def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:
     With τ = mean entropy about half of all tokens fire at the first probe, and under the monotone schedule depth never
     comes back: how soon it is there says whether a point adapts or has collapsed.
     """
-    place = np.arange(len(trace)) - np.repeat(trace.starts[:-1], trace.lengths)
-    return np.minimum.reduceat(np.where(depth <= layer, place, np.inf), trace.starts[:-1])
+    return np.minimum.reduceat(np.where(depth <= layer, trace.places.decided, np.inf), trace.starts[:-1])
 
 
 def depth_by_position(trace: Trace, depth: Ints) -> dict[str, float]:
