@@ -71,21 +71,18 @@ def by_columns(parts: Sequence[Tensor]) -> list[Tensor]:
 def joined(parts: Sequence[Tensor]) -> Tensor | None:
     """[all outs, in] over weights [out, in], or [all outs] over biases [out], that lie side by side; else None."""
     first, total = parts[0], sum(map(len, parts))
-    shape, strides, address = (total, *first.shape[1:]), first.stride(), first.data_ptr()
-    if strides[0] != 1 or (first.dim() > 1 and strides[1] < total):
+    inputs, run = (first.shape[1], first.stride(1)) if first.dim() > 1 else (1, total)
+    if first.stride(0) != 1 or run < total:
         return None
+    address = first.data_ptr()
     for part in parts:
-        if part.stride() != strides or part.shape[1:] != first.shape[1:] or part.data_ptr() != address:
+        if part.stride() != first.stride() or part.shape[1:] != first.shape[1:] or part.data_ptr() != address:
             return None
         address += len(part) * part.element_size()
-    reach = (
-        first.storage_offset()
-        + total
-        + sum((size - 1) * step for size, step in zip(shape[1:], strides[1:], strict=True))
-    )
+    reach = first.storage_offset() + (inputs - 1) * run + total
     if reach * first.element_size() > first.untyped_storage().nbytes():
-        return None
-    return first.detach().as_strided(shape, strides)
+        return None  # neighbours by chance
+    return first.detach().as_strided((total, *first.shape[1:]), first.stride())
 
 
 def _alike(layers: Sequence[nn.Linear]) -> bool:

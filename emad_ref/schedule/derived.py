@@ -51,8 +51,7 @@ def probed_by(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What one layer runs besides readouts: ``kind``: which of ``FILLS`` its fills are, with ``fill_macs`` [tokens]
-    multiply-adds in front of each."""
+    """What one layer runs: ``kind``: which of ``FILLS`` its fills are, with ``fill_macs`` [tokens] in front of each."""
 
     ran: Ran
     kind: int
@@ -90,12 +89,14 @@ def work_at(
     if schedule_of(point).ran is ran_once:  # then how many tokens have each depth says it all
         work.tokens[:], work.context[:] = (_reaching(depth, each, point.layers) for each in (None, places.keys))
     else:
+        last, tokens, keys = None, 0, 0
         for layer, run in enumerate(_runs(point, places, depth, translators)):
-            keys, fills = run.ran
-            work.tokens[layer], work.context[layer] = int(np.count_nonzero(keys)), int(keys.sum())
-            if fills is not None:
-                work.fills[run.kind, layer] = int(fills.sum())
-                work.fill_macs[layer] = int(run.fill_macs.sum(where=fills))
+            if run.ran is not last:
+                last, tokens, keys = run.ran, int(np.count_nonzero(run.ran.keys)), int(run.ran.keys.sum())
+            work.tokens[layer], work.context[layer] = tokens, keys
+            if run.ran.fills is not None:
+                work.fills[run.kind, layer] = int(run.ran.fills.sum())
+                work.fill_macs[layer] = int(run.fill_macs.sum(where=run.ran.fills))
     for layer, read in enumerate(_reads(point, places, depth, probed, ahead)):
         if read.probed is not None:
             work.readout_rows[read.heads, layer] = int(np.count_nonzero(read.probed))
