@@ -94,7 +94,8 @@ def lower_hulls(savings: Floats, losses: Floats) -> Bools:
     """Which points are corners of the lower convex hull of (saving, loss) in each draw; all [draws, points].
 
     From full depth, the first point, which every family can fall back to, to the point that saves most, always along
-    the flattest line; of points on one line the farthest, of points in one place the first. What saves nothing is none.
+    the flattest line; of points on one line the farthest, of those the one that loses least, where rounded slopes hide
+    it, and of points in one place the first. What saves nothing is none.
     """
     draw, corner = np.arange(len(savings)), np.zeros(savings.shape, dtype=np.bool_)
     here = np.zeros(len(savings), dtype=np.intp)
@@ -108,7 +109,8 @@ def lower_hulls(savings: Floats, losses: Floats) -> Bools:
         if not going.any():
             return corner
         along = np.where(slope == flattest[:, None], right, -np.inf)
-        here = np.where(going, along.argmax(axis=1), here)
+        farthest = along == along.max(axis=1)[:, None]
+        here = np.where(going, np.where(farthest, losses, np.inf).argmin(axis=1), here)
 
 
 def mixtures(corners: Bools, savings: Floats, saving: Floats) -> Mixtures:
