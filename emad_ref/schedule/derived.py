@@ -7,6 +7,7 @@ equal is a law (``tests/laws``).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -51,8 +52,13 @@ def probed_by(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What one layer runs: ``kind``: which of ``FILLS`` its fills are, with ``fill_macs`` [tokens] in front of each."""
+    """What layers ``below`` + 1 … ``top`` run, all alike.
 
+    ``kind``: which of ``FILLS`` their fills are, with ``fill_macs`` [layers, tokens] in front of each.
+    """
+
+    below: int
+    top: int
     ran: Ran
     kind: int
     fill_macs: Ints
@@ -60,12 +66,13 @@ class _Run:
 
 @dataclass(frozen=True, eq=False)
 class _Read:
-    """What is read after one layer: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's.
+    """What is read after ``layer``: ``heads`` bool [kinds] of a probe, ``macs`` [tokens] of one, beside a full head's.
 
     ``probed``, ``emitted`` bool [tokens]: who is probed here, None where no probe is, and whose token comes from a head
     of its own, with ``ahead`` multiply-adds a row in front of it.
     """
 
+    layer: int
     heads: Bools
     macs: Ints
     probed: Bools | None
@@ -85,25 +92,24 @@ def work_at(
 
     ``translators``: those that the point names.
     """
-    work = Work.none(point.layers)
+    work, values = Work.none(point.layers), np.flatnonzero(np.bincount(depth))
     if schedule_of(point).ran is ran_once:  # then how many tokens have each depth says it all
         work.tokens[:], work.context[:] = (_reaching(depth, each, point.layers) for each in (None, places.keys))
     else:
-        last, tokens, keys = None, 0, 0
-        for layer, run in enumerate(_runs(point, places, depth, translators)):
-            if run.ran is not last:
-                last, tokens, keys = run.ran, int(np.count_nonzero(run.ran.keys)), int(run.ran.keys.sum())
-            work.tokens[layer], work.context[layer] = tokens, keys
-            if run.ran.fills is not None:
-                work.fills[run.kind, layer] = int(run.ran.fills.sum())
-                work.fill_macs[layer] = int(run.fill_macs.sum(where=run.ran.fills))
-    for layer, read in enumerate(_reads(point, places, depth, probed, ahead)):
+        for run in _runs(point, places, depth, values, translators):
+            layers, (keys, fills) = slice(run.below, run.top), run.ran
+            work.tokens[layers], work.context[layers] = np.count_nonzero(keys), keys.sum()
+            if fills is not None:
+                work.fills[run.kind, layers] = np.count_nonzero(fills)
+                work.fill_macs[layers] = run.fill_macs.sum(axis=1, where=fills)
+    for read in _reads(point, places, depth, values, probed, ahead):
+        at = read.layer - 1
         if read.probed is not None:
-            work.readout_rows[read.heads, layer] = int(np.count_nonzero(read.probed))
-            work.readout_macs[read.heads, layer] = _charged(read.macs, read.probed)
+            work.readout_rows[read.heads, at] = np.count_nonzero(read.probed)
+            work.readout_macs[read.heads, at] = _charged(read.macs, read.probed)
         alone = int(np.count_nonzero(read.emitted))
-        work.readout_rows[FULL, layer] += alone
-        work.readout_macs[FULL, layer] += alone * read.ahead
+        work.readout_rows[FULL, at] += alone
+        work.readout_macs[FULL, at] += alone * read.ahead
     return work
 
 
@@ -117,13 +123,13 @@ def flops_at(
     translators: StateTranslators | None = None,
 ) -> Floats:
     """float64 [tokens] FLOPs of each token's steps: what ``flops`` of ``work_at`` has in all."""
-    each = np.full(len(depth), float(geometry.input_flops()))
-    for run in _runs(point, places, depth, translators):
-        keys, fills = run.ran
-        each += (keys > 0) * geometry.block_flops() + keys * geometry.attention_flops()
+    each, values = np.full(len(depth), float(geometry.input_flops())), np.flatnonzero(np.bincount(depth))
+    for run in _runs(point, places, depth, values, translators):
+        layers, (keys, fills) = run.top - run.below, run.ran
+        each += (keys > 0) * (layers * geometry.block_flops()) + keys * (layers * geometry.attention_flops())
         if fills is not None:
-            each += fills * (geometry.kv_fill_flops() + 2 * run.fill_macs)
-    for read in _reads(point, places, depth, probed, ahead):
+            each += fills * (layers * geometry.kv_fill_flops() + 2 * run.fill_macs.sum(axis=0))
+    for read in _reads(point, places, depth, values, probed, ahead):
         each += read.emitted * (geometry.head_flops() + 2 * read.ahead)
         if read.probed is not None:
             head = int(read.heads[FULL]) * geometry.head_flops()
@@ -141,28 +147,32 @@ def _reaching(depth: Ints, weights: Ints | None, layers: int) -> Ints:
     return reaching
 
 
-def _runs(point: OperatingPoint, places: Places, depth: Ints, translators: StateTranslators | None) -> Iterator[_Run]:
-    """Layer by layer from the first; between two depths that tokens have, all layers run the same."""
+def _runs(
+    point: OperatingPoint, places: Places, depth: Ints, values: Ints, translators: StateTranslators | None
+) -> Iterator[_Run]:
+    """From the first layer on; between two ``values`` of ``depth``, all layers run the same."""
     schedule = schedule_of(point)
-    kind = FILLS.index(schedule.fills)
-    others = {1, point.ceiling, point.ceiling + 1, *(np.flatnonzero(np.bincount(depth)) + 1).tolist()}
-    nothing, nowhere = np.zeros(len(depth), dtype=np.int64), np.zeros(point.layers, dtype=np.int64)
-    for layer in range(1, point.layers + 1):
-        if layer in others:
-            ran = schedule.ran(places, depth, layer, point.ceiling)
-        before = nowhere if translators is None else translators.macs_below(layer)
-        yield _Run(ran, kind, nothing if ran.fills is None else before[depth - 1])
+    kind, nothing = FILLS.index(schedule.fills), np.broadcast_to(0, (point.layers, len(depth)))
+    tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
+    for below, top in itertools.pairwise([0, *tops]):
+        ran, macs = schedule.ran(places, depth, top, point.ceiling), nothing[below:top]
+        if ran.fills is not None and translators is not None:
+            macs = np.stack([translators.macs_below(layer)[depth - 1] for layer in range(below + 1, top + 1)])
+        yield _Run(below, top, ran, kind, macs)
 
 
-def _reads(point: OperatingPoint, places: Places, depth: Ints, probes: Probed, ahead: Ints) -> Iterator[_Read]:
-    """Layer by layer from the first."""
+def _reads(
+    point: OperatingPoint, places: Places, depth: Ints, values: Ints, probes: Probed, ahead: Ints
+) -> Iterator[_Read]:
+    """From the first layer on, where a probe is and where a token leaves: at the ``values`` of ``depth``."""
     asked = schedule_of(point).asked(point, places.decided)
     small = depth.astype(np.int16)  # compared in a third of the time
-    for layer in range(1, point.layers + 1):
+    for layer in sorted({*point.probes, *values.tolist()}):
         probed, emitted = asked & (small >= layer) if layer in point.probes else None, small == layer
         if probed is not None and probes.shows[layer - 1]:
             emitted &= ~probed
-        yield _Read(probes.heads[:, layer - 1], probes.macs[:, layer - 1], probed, emitted, int(ahead[layer - 1]))
+        heads, macs = probes.heads[:, layer - 1], probes.macs[:, layer - 1]
+        yield _Read(layer, heads, macs, probed, emitted, int(ahead[layer - 1]))
 
 
 def _charged(macs: Ints, rows: Bools) -> int:
