@@ -92,9 +92,11 @@ def work_at(
 
     ``translators``: those that the point names.
     """
-    work, values = Work.none(point.layers), np.flatnonzero(np.bincount(depth))
+    work, every = Work.none(point.layers), np.bincount(depth, minlength=point.layers + 1)
+    values = np.flatnonzero(every)
     if schedule_of(point).ran is ran_once:  # then how many tokens have each depth says it all
-        work.tokens[:], work.context[:] = (_reaching(depth, each, point.layers) for each in (None, places.keys))
+        keys_of_each = np.bincount(depth, places.keys, minlength=point.layers + 1)  # floats: exact below 2⁵³
+        work.tokens[:], work.context[:] = _reaching(every), _reaching(keys_of_each)
     else:
         for run in _runs(point, places, depth, values, translators):
             layers, (keys, fills) = slice(run.below, run.top), run.ran
@@ -137,12 +139,8 @@ def flops_at(
     return each
 
 
-def _reaching(depth: Ints, weights: Ints | None, layers: int) -> Ints:
-    """int64 [layers] Σ of ``weights`` [tokens], or of ones, over the tokens whose ``depth`` reaches each layer.
-
-    In float64: exact below 2⁵³.
-    """
-    of_each = np.bincount(depth, weights, minlength=layers + 1)
+def _reaching(of_each: Ints | Floats) -> Ints:
+    """int64 [layers] Σ over the depths that reach each layer of ``of_each`` [layers + 1], what each depth has."""
     reaching: Ints = of_each[:0:-1].cumsum()[::-1].astype(np.int64)
     return reaching
 
@@ -150,7 +148,7 @@ def _reaching(depth: Ints, weights: Ints | None, layers: int) -> Ints:
 def _runs(
     point: OperatingPoint, places: Places, depth: Ints, values: Ints, translators: StateTranslators | None
 ) -> Iterator[_Run]:
-    """From the first layer on; between two ``values`` of ``depth``, all layers run the same."""
+    """From the first layer on; between two ``values`` of ``depth``, on one side of the ceiling, all run the same."""
     schedule = schedule_of(point)
     kind, nothing = FILLS.index(schedule.fills), np.broadcast_to(0, (point.layers, len(depth)))
     tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})

@@ -30,7 +30,7 @@ from tests.letters import Letters
 from tests.small import LAYERS, small_model
 
 PROBES = (2, 4)
-WORDS = {"plain": "one or two of the words", "odd": "ZZZZ QQQQ XXXX"}
+WORDS = {"plain": "one or two of the words", "odd": "ZZZZ QQQQ XXXX"}  # no letter in common
 
 
 def texts(kind: str, count: int, seed: int = 0) -> str:
