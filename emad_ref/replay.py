@@ -22,7 +22,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.policy.bins import bin_index
 from emad_ref.policy.thresholds import fires, planned_exits
-from emad_ref.record import Floats, Ints, Work
+from emad_ref.record import Bools, Floats, Ints, Work
 from emad_ref.schedule.derived import Probed, flops_at, probed_by, work_at
 from emad_ref.schedule.table import schedule_of
 from emad_ref.signals import SIGNALS
@@ -32,20 +32,30 @@ from emad_ref.signals import SIGNALS
 class Replay:
     """One operating point on one trace. ``depth`` int64 [tokens]; ``nll_nats`` float64 [tokens] at that depth.
 
-    ``top1`` int64 [tokens]: the likeliest token there. ``macs_per_row``: multiply-adds of one reading by its estimator.
+    ``top1`` int32 [tokens]: the likeliest token there. ``macs_per_row``: multiply-adds of one reading by its estimator.
     A rule's own distribution is what its tokens emit: under a pruned vocabulary ``nll_nats`` may be infinite.
     """
 
     point: OperatingPoint
     depth: Ints
     nll_nats: Floats
-    top1: Ints
+    top1: NDArray[np.int32]
     macs_per_row: int = 0
 
     @cached_property
     def mean_nll(self) -> float:
         """Nats per token."""
         return float(self.nll_nats.mean())
+
+    def right(self, trace: Trace) -> Bools:
+        """bool [tokens] whether the next token of ``trace`` is told right."""
+        right: Bools = self.top1 == trace.target_int32
+        return right
+
+    @cached_property
+    def histogram(self) -> Ints:
+        """int64 [L + 1] tokens of each depth."""
+        return histogram_of(self.depth, self.point)
 
 
 class Ladder:
@@ -120,9 +130,10 @@ class Ladder:
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)
         stopped = self.before + depth
-        nll, top1 = (column.reshape(-1).take(stopped) for column in self.trace.emitted(point))
+        nll, top1 = self.trace.emitted(point)
+        nats = nll.reshape(-1).take(stopped).astype(np.float64)
         macs_per_row = self.trace.macs_per_row.get(point.estimator, 0)
-        return Replay(point, depth, nll.astype(np.float64), top1.astype(np.int64), macs_per_row)
+        return Replay(point, depth, nats, top1.reshape(-1).take(stopped), macs_per_row)
 
 
 def depths(trace: Trace, point: OperatingPoint) -> Ints:
@@ -160,6 +171,21 @@ def derived_work(trace: Trace, point: OperatingPoint, depth: Ints, macs_per_row:
     return decode_work(trace, depth, point, macs_per_row), prompt_work(trace.prompts, point)
 
 
+def histogram_of(depth: Ints, point: OperatingPoint) -> Ints:
+    """int64 [L + 1] how many of ``depth`` [tokens] are each."""
+    return np.bincount(depth, minlength=point.layers + 1)
+
+
+def work_of(trace: Trace, replayed: Replay) -> Work:
+    """``decode_work`` of a replay.
+
+    Raises:
+        BadArgument: as ``decode_work``.
+    """
+    probed = _probed(trace, replayed.point, replayed.macs_per_row)
+    return work_at(replayed.point, trace.places, replayed.depth, replayed.histogram, probed, trace.ahead)
+
+
 def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: int = 0) -> Work:
     """Work of single-token steps at the trace's positions and ``depth`` [tokens]; a step attends to position + 1 keys.
 
@@ -169,7 +195,7 @@ def decode_work(trace: Trace, depth: Ints, point: OperatingPoint, macs_per_row: 
         BadArgument: a confidence rule that the trace does not record.
     """
     probed = _probed(trace, point, macs_per_row)
-    return work_at(point, trace.places, depth, probed, trace.ahead)
+    return work_at(point, trace.places, depth, histogram_of(depth, point), probed, trace.ahead)
 
 
 def decode_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:

@@ -114,6 +114,11 @@ class Trace:
         return self.nll_nats.shape[1]
 
     @cached_property
+    def target_int32(self) -> NDArray[np.int32]:
+        """[tokens] ``target``, as ``top1`` is: compared in a fifth of the time."""
+        return self.target.astype(np.int32)
+
+    @cached_property
     def places(self) -> Places:
         """Where its tokens stand: what schedules ask."""
         return Places(self.position, self.starts)

@@ -123,7 +123,7 @@ def _decided(
     points: Points, trace: Trace, replays: Sequence[Replay], probes: tuple[int, ...], row: int
 ) -> dict[str, Any]:
     columns, target = np.array(probes, dtype=np.int64) - 1, trace.target[row]
-    others = [None if each.top1[row] == target else each.top1[row : row + 1] for each in replays]
+    others = [None if each.top1[row] == target else each.top1[row : row + 1].astype(np.int64) for each in replays]
     tokenizer = points.subject.loaded.tokenizer
     return {
         "depths": [int(each.depth[row]) for each in replays],

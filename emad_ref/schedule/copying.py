@@ -14,7 +14,7 @@ from torch import Tensor
 from emad_ref.record import FILLS, Ints
 from emad_ref.schedule.flow import Leave, Start, rows_of
 from emad_ref.schedule.free import WHY, up_to_the_ceiling
-from emad_ref.schedule.interface import Places, Ran, Schedule, every_token, ran_once
+from emad_ref.schedule.interface import Counted, Places, Ran, Schedule, counted_once, every_token, ran_once
 
 COPIED = FILLS.index("copied")
 
@@ -53,6 +53,13 @@ def _ran(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     return ran_once(places, depth, layer, ceiling)._replace(fills=(depth < layer) & (layer <= ceiling))
 
 
+def _counted(places: Places, depth: Ints, histogram: Ints, ceiling: int) -> Counted:
+    once = counted_once(places, depth, histogram, ceiling)
+    fills = len(depth) - once.tokens
+    fills[ceiling:] = 0
+    return once._replace(fills=fills)
+
+
 COPYING = Schedule(
     name="copying",
     admit=up_to_the_ceiling,
@@ -60,6 +67,7 @@ COPYING = Schedule(
     why=WHY,
     asked=every_token,
     ran=_ran,
+    counted=_counted,
     settle=None,
     unreplayable="copied states are decoded, not replayed",
     fills="copied",

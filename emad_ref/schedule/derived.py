@@ -17,7 +17,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
 from emad_ref.readout.states import StateTranslators
 from emad_ref.record import FILLS, READOUTS, Bools, Floats, Ints, Work
-from emad_ref.schedule.interface import Places, Ran, ran_once
+from emad_ref.schedule.interface import Places, Ran, reaching
 from emad_ref.schedule.table import schedule_of
 
 FULL = READOUTS.index("full")
@@ -52,15 +52,11 @@ def probed_by(point: OperatingPoint, tokens: int, ahead: Ints, macs_per_row: int
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """What layers ``below`` + 1 … ``top`` run, all alike.
-
-    ``kind``: which of ``FILLS`` their fills are, with ``fill_macs`` [layers, tokens] in front of each.
-    """
+    """What layers ``below`` + 1 … ``top`` run, all alike; ``fill_macs`` [layers, tokens] in front of each fill."""
 
     below: int
     top: int
     ran: Ran
-    kind: int
     fill_macs: Ints
 
 
@@ -80,38 +76,25 @@ class _Read:
     ahead: int
 
 
-def work_at(
-    point: OperatingPoint,
-    places: Places,
-    depth: Ints,
-    probed: Probed,
-    ahead: Ints,
-    translators: StateTranslators | None = None,
-) -> Work:
+def work_at(point: OperatingPoint, places: Places, depth: Ints, histogram: Ints, probed: Probed, ahead: Ints) -> Work:
     """Work of single-token steps at ``places`` and ``depth`` [tokens]; a step attends to position + 1 keys.
 
-    ``translators``: those that the point names.
+    ``histogram`` int64 [L + 1]: tokens of each depth.
+    State translators are not in it: what stands in front of a fill depends on where its token left (``flops_at``).
     """
-    work, every = Work.none(point.layers), np.bincount(depth, minlength=point.layers + 1)
-    values = np.flatnonzero(every)
-    if schedule_of(point).ran is ran_once:  # then how many tokens have each depth says it all
-        keys_of_each = np.bincount(depth, places.keys, minlength=point.layers + 1)  # floats: exact below 2⁵³
-        work.tokens[:], work.context[:] = _reaching(every), _reaching(keys_of_each)
-    else:
-        for run in _runs(point, places, depth, values, translators):
-            layers, (keys, fills) = slice(run.below, run.top), run.ran
-            work.tokens[layers], work.context[layers] = np.count_nonzero(keys), keys.sum()
-            if fills is not None:
-                work.fills[run.kind, layers] = np.count_nonzero(fills)
-                work.fill_macs[layers] = run.fill_macs.sum(axis=1, where=fills)
-    for read in _reads(point, places, depth, values, probed, ahead):
-        at = read.layer - 1
-        if read.probed is not None:
-            work.readout_rows[read.heads, at] = np.count_nonzero(read.probed)
-            work.readout_macs[read.heads, at] = _charged(read.macs, read.probed)
-        alone = int(np.count_nonzero(read.emitted))
-        work.readout_rows[FULL, at] += alone
-        work.readout_macs[FULL, at] += alone * read.ahead
+    schedule, work = schedule_of(point), Work.none(point.layers)
+    work.tokens[:], work.context[:], fills = schedule.counted(places, depth, histogram, point.ceiling)
+    if fills is not None:
+        work.fills[FILLS.index(schedule.fills)] = fills
+    asked = schedule.asked(point, places.decided)
+    of_asked = histogram if asked.all() else np.bincount(depth[asked], minlength=point.layers + 1)
+    probes = np.zeros(point.layers, dtype=np.bool_)
+    probes[np.array(point.probes, dtype=np.int64) - 1] = True
+    rows, alone = probes * reaching(of_asked), histogram[1:] - (probes & probed.shows) * of_asked[1:]
+    work.readout_rows[:] = probed.heads * rows
+    work.readout_macs[:] = probed.heads * _charged(point, probed.macs, depth, asked, rows)
+    work.readout_rows[FULL] += alone
+    work.readout_macs[FULL] += alone * ahead
     return work
 
 
@@ -139,24 +122,17 @@ def flops_at(
     return each
 
 
-def _reaching(of_each: Ints | Floats) -> Ints:
-    """int64 [layers] Σ over the depths that reach each layer of ``of_each`` [layers + 1], what each depth has."""
-    reaching: Ints = of_each[:0:-1].cumsum()[::-1].astype(np.int64)
-    return reaching
-
-
 def _runs(
     point: OperatingPoint, places: Places, depth: Ints, values: Ints, translators: StateTranslators | None
 ) -> Iterator[_Run]:
     """From the first layer on; between two ``values`` of ``depth``, on one side of the ceiling, all run the same."""
-    schedule = schedule_of(point)
-    kind, nothing = FILLS.index(schedule.fills), np.broadcast_to(0, (point.layers, len(depth)))
+    schedule, nothing = schedule_of(point), np.broadcast_to(0, (point.layers, len(depth)))
     tops = sorted({point.ceiling - 1, point.ceiling, point.layers, *values.tolist()} - {0})
     for below, top in itertools.pairwise([0, *tops]):
         ran, macs = schedule.ran(places, depth, top, point.ceiling), nothing[below:top]
         if ran.fills is not None and translators is not None:
             macs = np.stack([translators.macs_below(layer)[depth - 1] for layer in range(below + 1, top + 1)])
-        yield _Run(below, top, ran, kind, macs)
+        yield _Run(below, top, ran, macs)
 
 
 def _reads(
@@ -173,6 +149,11 @@ def _reads(
         yield _Read(layer, heads, macs, probed, emitted, int(ahead[layer - 1]))
 
 
-def _charged(macs: Ints, rows: Bools) -> int:
-    """Σ of ``macs`` [tokens] over ``rows`` bool [tokens]; where one number serves all tokens, by counting them."""
-    return int(macs[0]) * int(np.count_nonzero(rows)) if macs.strides == (0,) else int(macs.sum(where=rows))
+def _charged(point: OperatingPoint, macs: Ints, depth: Ints, asked: Bools, rows: Ints) -> Ints:
+    """int64 [L] Σ of ``macs`` [tokens, L] over the tokens that each layer's probe reads, ``rows`` int64 [L] of them."""
+    charged: Ints = rows * macs[0]
+    if macs.strides[0] == 0:  # one number serves all tokens
+        return charged
+    for layer in point.probes:
+        charged[layer - 1] = macs[:, layer - 1].sum(where=asked & (depth >= layer))
+    return charged

@@ -21,7 +21,17 @@ from emad_ref.models.cache import Cache
 from emad_ref.point import OperatingPoint
 from emad_ref.record import FILLS, Ints
 from emad_ref.schedule.flow import Leave, Store, count_blocks, rows_of
-from emad_ref.schedule.interface import Admission, Places, Ran, Schedule, every_token
+from emad_ref.schedule.interface import (
+    Admission,
+    Counted,
+    Places,
+    Ran,
+    Schedule,
+    counted_once,
+    every_token,
+    reaching,
+    stretches,
+)
 
 EXACT = FILLS.index("exact")
 WHY = "no layer lies outside the model or above the ceiling"
@@ -160,6 +170,14 @@ def _ran_eagerly(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     return Ran(ran * places.keys, ~went if layer == ceiling else None)
 
 
+def _counted_eagerly(places: Places, depth: Ints, histogram: Ints, ceiling: int) -> Counted:
+    tokens, context = counted_once(places, depth, histogram, ceiling)[:2]
+    tokens[: ceiling - 1], context[: ceiling - 1] = len(depth), places.keys_before[-1]
+    fills = np.zeros_like(tokens)
+    fills[ceiling - 1] = len(depth) - tokens[ceiling - 1]
+    return Counted(tokens, context, fills)
+
+
 def ran_deferred(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     """A token that stopped below runs with the next of its sequence that goes so deep, against that one's keys."""
     deep = np.flatnonzero(depth >= layer)
@@ -172,6 +190,32 @@ def ran_deferred(places: Places, depth: Ints, layer: int, ceiling: int) -> Ran:
     return Ran(keys)
 
 
+def counted_deferred(places: Places, depth: Ints, histogram: Ints, ceiling: int) -> Counted:
+    """``ran_deferred``, in each stretch of layers to which the same tokens go, by the gaps between those."""
+    all_go = reaching(histogram) == len(depth)
+    tokens, context = all_go * len(depth), all_go * places.keys_before[-1]
+    for layers, deep in stretches(depth, histogram):
+        tokens[layers], context[layers] = _taken_along(places, np.flatnonzero(deep))
+    return Counted(tokens, context)
+
+
+def _taken_along(places: Places, deep: Ints) -> tuple[int, int]:
+    """How many tokens run a layer, and against how many keys in all, where ``deep`` (ascending) go so deep.
+
+    Each of them takes those along that wait before it in its sequence. One that waits has as many keys more than at its
+    own place as tokens lie between: 0 + 1 + … + (g − 1) more for the g tokens that run together.
+    """
+    bounds = np.searchsorted(deep, places.starts)
+    some = np.flatnonzero(np.diff(bounds))  # sequences in which any token goes so deep
+    starts, first, ends = places.starts[some], bounds[some], deep[bounds[some + 1] - 1] + 1
+    together = np.empty(len(deep))  # floats: their product is several times as fast, and exact below 2⁵³
+    np.subtract(deep[1:], deep[:-1], out=together[1:])
+    together[first] = deep[first] - starts + 1
+    tokens = int((ends - starts).sum())
+    waited = (int(together @ together) - tokens) // 2
+    return tokens, int((places.keys_before[ends] - places.keys_before[starts]).sum()) + waited
+
+
 FREE_EAGER = Schedule(
     name="free_eager",
     admit=up_to_the_ceiling,
@@ -179,6 +223,7 @@ FREE_EAGER = Schedule(
     why=WHY,
     asked=every_token,
     ran=_ran_eagerly,
+    counted=_counted_eagerly,
     settle=_settle,
 )
 
@@ -189,6 +234,7 @@ FREE_DEFERRED = Schedule(
     why=WHY,
     asked=every_token,
     ran=ran_deferred,
+    counted=counted_deferred,
     settle=_settle,
     deepens=True,
 )

@@ -18,7 +18,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.policy.thresholds import first_fires
 from emad_ref.record import Floats, Ints
 from emad_ref.schedule.flow import Leave
-from emad_ref.schedule.interface import Admission, Schedule, every_token, ran_once
+from emad_ref.schedule.interface import Admission, Schedule, counted_once, every_token, ran_once
 
 
 def depths(signal: Floats, thresholds: Floats, probes: Ints, ceiling: int) -> Ints:
@@ -52,6 +52,7 @@ MONOTONE = Schedule(
     why="under the monotone schedule depth never rises again within a sequence",
     asked=every_token,
     ran=ran_once,
+    counted=counted_once,
     settle=_settle,
     never_rises=True,
     by_prefix=True,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from emad_ref.point import OperatingPoint
 from emad_ref.record import Bools, Ints
 from emad_ref.schedule.flow import Leave
-from emad_ref.schedule.interface import Admission, Schedule, ran_once
+from emad_ref.schedule.interface import Admission, Schedule, counted_once, ran_once
 
 
 def positional_depths(point: OperatingPoint, decided: Ints) -> Ints:
@@ -46,6 +46,7 @@ POSITIONAL = Schedule(
     why="under the positional schedule the place of a token decides its depth",
     asked=_nobody,
     ran=ran_once,
+    counted=counted_once,
     settle=_settle,
     never_rises=True,
     ruleless=True,

@@ -193,7 +193,7 @@ def filled_flops(trace: Trace, replayed: Replay, geometry: Geometry) -> Floats:
 
 def _at(trace: Trace, depth: Ints, point: OperatingPoint) -> Replay:
     place = np.arange(len(trace)), depth - 1
-    return Replay(point, depth, trace.nll_nats[place].astype(np.float64), trace.top1[place].astype(np.int64))
+    return Replay(point, depth, trace.nll_nats[place].astype(np.float64), trace.top1[place])
 
 
 def _by_price(trace: Trace, probes: tuple[int, ...], monotone: bool) -> Callable[[float], Ints]:

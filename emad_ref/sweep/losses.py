@@ -13,7 +13,7 @@ from emad_ref.meters.flops import Flops, flops
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
-from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums
+from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums, work_of
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
@@ -41,10 +41,9 @@ class Loss:
 
 def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Replay, full: Flops) -> Loss:
     """Compare one replay with the full-depth replay of the same trace, which costs ``full``."""
-    mine = flops(decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row), geometry)
-    every = np.bincount(replayed.depth)
-    values = np.flatnonzero(every)
-    counts, tokens = every[values], len(trace)
+    mine = flops(work_of(trace, replayed), geometry)
+    values = np.flatnonzero(replayed.histogram)
+    counts, tokens = replayed.histogram[values], len(trace)
     return Loss(
         point=replayed.point,
         mean_depth=int(values @ counts) / tokens,
@@ -56,7 +55,7 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
         nll_nats=sums(trace, replayed.nll_nats),
         perplexity=float(np.exp(replayed.mean_nll)),
         perplexity_rise=float(np.expm1(replayed.mean_nll - reference.mean_nll)),
-        accuracy=np.count_nonzero(replayed.top1 == trace.target) / tokens,
+        accuracy=np.count_nonzero(replayed.right(trace)) / tokens,
     )
 
 
@@ -77,8 +76,7 @@ def loss_table(trace: Trace, geometry: Geometry, points: Iterable[OperatingPoint
 
 def net_saving(trace: Trace, geometry: Geometry, replayed: Replay, full: Flops) -> float:
     """Net share of ``full``, the FLOPs of the same decode steps at full depth, that a replay saves."""
-    work = decode_work(trace, replayed.depth, replayed.point, replayed.macs_per_row)
-    return 1 - flops(work, geometry).total / full.total
+    return 1 - flops(work_of(trace, replayed), geometry).total / full.total
 
 
 def full_flops(trace: Trace, geometry: Geometry) -> Flops:
@@ -118,7 +116,7 @@ def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay]
     each = [
         (
             sums(trace, replayed.nll_nats),
-            sums(trace, replayed.top1 != trace.target),
+            sums(trace, ~replayed.right(trace)),
             spent(replayed),
             sums(trace, replayed.depth),
         )

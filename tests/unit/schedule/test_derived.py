@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from emad_ref.point import OperatingPoint, ScheduleName
+from emad_ref.meters.flops import flops
+from emad_ref.models.geometry import Geometry
+from emad_ref.point import RULELESS, SCHEDULE_FIELDS, OperatingPoint, ScheduleName
 from emad_ref.record import FILLS, READOUTS
-from emad_ref.schedule.derived import Probed, probed_by, work_at
+from emad_ref.schedule.derived import Probed, flops_at, work_at
 from emad_ref.schedule.free import ran_deferred
 from emad_ref.schedule.interface import Places
 from emad_ref.schedule.monotone import MONOTONE
 from emad_ref.schedule.table import SCHEDULES
 
 LAYERS, CEILING, PROBES = 7, 5, (2, 3)
+NEEDED = {"period": 3, "floor": 2, "translators": "digest"}
 FULL = READOUTS.index("full")
-REPLAYED: list[ScheduleName] = ["monotone", "free_eager", "free_deferred", "chunked", "copying"]
+GEOMETRY = Geometry("llama", LAYERS, 8, 2, 1, 4, 16, True, 32, 8, True)
 SEQUENCES = st.lists(st.lists(st.sampled_from((*PROBES, CEILING)), min_size=1, max_size=9), min_size=1, max_size=4)
 
 
 def point(name: ScheduleName, ceiling: int = CEILING) -> OperatingPoint:
-    period = 3 if name == "chunked" else None
-    return OperatingPoint(name, "test", LAYERS, ceiling, PROBES, ((1.0, 1.0),), schedule=name, period=period)
+    needed: dict[str, Any] = {field: NEEDED[field] for field in SCHEDULE_FIELDS[name]}
+    if name in RULELESS:
+        return OperatingPoint(name, "test", LAYERS, ceiling, schedule=name, **needed)
+    return OperatingPoint(name, "test", LAYERS, ceiling, PROBES, ((1.0, 1.0),), schedule=name, **needed)
 
 
 def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[Places, np.ndarray]:
@@ -33,23 +40,42 @@ def places_of(sequences: list[list[int]], prompt: int = 2) -> tuple[Places, np.n
     return Places(position, np.concatenate([[0], np.cumsum(lengths)])), np.concatenate(sequences)
 
 
+def histogram_of(depth: np.ndarray) -> np.ndarray:
+    return np.bincount(depth, minlength=LAYERS + 1)
+
+
 @pytest.mark.parametrize("ceiling", [CEILING, LAYERS])
-@pytest.mark.parametrize("name", REPLAYED)
+@pytest.mark.parametrize("name", SCHEDULES)
+@given(sequences=SEQUENCES, prompt=st.integers(0, 3))
+@settings(max_examples=50, deadline=None)
+def test_what_is_counted_is_what_ran_token_by_token(
+    name: ScheduleName, ceiling: int, sequences: list[list[int]], prompt: int
+) -> None:
+    places, depth = places_of(sequences, prompt)
+    schedule, layers = SCHEDULES[name], range(1, LAYERS + 1)
+    counted = schedule.counted(places, depth, histogram_of(depth), ceiling)
+    ran = [schedule.ran(places, depth, layer, ceiling) for layer in layers]
+    assert counted.tokens.tolist() == [np.count_nonzero(each.keys) for each in ran]
+    assert counted.context.tolist() == [each.keys.sum() for each in ran]
+    fills = [0 if each.fills is None else np.count_nonzero(each.fills) for each in ran]
+    assert (np.zeros(LAYERS) if counted.fills is None else counted.fills).tolist() == fills
+
+
+@pytest.mark.parametrize("shows", [True, False])
+@pytest.mark.parametrize("name", SCHEDULES)
 @given(sequences=SEQUENCES)
 @settings(max_examples=25, deadline=None)
-def test_layers_that_run_alike_are_counted_as_each_by_itself(
-    name: ScheduleName, ceiling: int, sequences: list[list[int]]
-) -> None:
+def test_work_is_the_flops_of_each_token_added_up(name: ScheduleName, shows: bool, sequences: list[list[int]]) -> None:
+    """Two derivations, one by layer and one by token: neither knows the other."""
     places, depth = places_of(sequences)
-    chosen, schedule = point(name, ceiling), SCHEDULES[name]
-    ahead = np.zeros(LAYERS, dtype=np.int64)
-    work = work_at(chosen, places, depth, probed_by(chosen, len(depth), ahead, 0), ahead)
-    for layer in range(1, LAYERS + 1):
-        ran = schedule.ran(places, depth, layer, ceiling)
-        assert work.tokens[layer - 1] == (ran.keys > 0).sum()
-        assert work.context[layer - 1] == ran.keys.sum()
-        fills = 0 if ran.fills is None else ran.fills.sum()
-        assert work.fills[FILLS.index(schedule.fills), layer - 1] == fills
+    chosen, ahead = point(name), np.arange(LAYERS) + 100
+    macs = np.arange(len(depth))[:, None] + 10 * np.arange(LAYERS)
+    probed = Probed(
+        np.eye(len(READOUTS), LAYERS, dtype=np.bool_) | (np.arange(LAYERS) == 2), np.full(LAYERS, shows), macs
+    )
+    work = work_at(chosen, places, depth, histogram_of(depth), probed, ahead)
+    assert set(np.flatnonzero(work.fills.any(axis=1))) <= {FILLS.index(SCHEDULES[name].fills)}
+    assert flops(work, GEOMETRY).total == flops_at(chosen, places, depth, probed, ahead, GEOMETRY).sum()
 
 
 @given(sequences=SEQUENCES, layer=st.integers(1, LAYERS))
@@ -72,6 +98,6 @@ def test_readings_are_charged_to_whoever_is_asked(alike: bool) -> None:
     heads = np.zeros((len(READOUTS), LAYERS), dtype=np.bool_)
     heads[FULL] = True
     probed = Probed(heads, np.ones(LAYERS, dtype=np.bool_), macs)
-    work = work_at(point(MONOTONE.name), places, depth, probed, np.zeros(LAYERS, dtype=np.int64))
+    work = work_at(point(MONOTONE.name), places, depth, histogram_of(depth), probed, np.zeros(LAYERS, dtype=np.int64))
     asked_at_3 = each[:2].sum()  # two tokens went past layer 2
     assert work.readout_macs[FULL].tolist() == [0, each.sum(), asked_at_3, 0, 0, 0, 0]
