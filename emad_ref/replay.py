@@ -8,7 +8,7 @@ Work is *derived* here from depths; decoders *count* it; equality is a law (``te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -69,7 +69,8 @@ class Ladder:
         self.shape = (int(trace.lengths.max()), trace.sequences)
         self.place = trace.places.decided * trace.sequences + trace.sequence  # of each token in a flattened grid
         self.before = np.arange(len(trace)) * trace.layers - 1  # each token's first layer in a flattened column, less 1
-        self._grids: dict[object, NDArray[Any]] = {}
+        self._read: dict[object, dict[int, NDArray[np.float32]]] = {}
+        self._binned: dict[object, NDArray[np.intp]] = {}
 
     def depths(self, point: OperatingPoint) -> Ints:
         """int64 [tokens] depth of every traced position; every sequence starts at the ceiling.
@@ -82,13 +83,13 @@ class Ladder:
         self.trace.require_lens(point)
         settle = schedule_of(point).in_replay()
         depth = np.full(self.shape, point.ceiling, dtype=np.int16)
-        bins = self._bins(point) if point.probes else None
+        bins, signals = (self._bins(point), self._signals(point)) if point.probes else (None, {})
         decided = np.arange(len(depth))[:, None]  # rows of a grid are decided tokens from each sequence's first
         for number in reversed(range(len(point.probes))):  # the smallest probe that fires is written last
             if point.interpolate and number > 0:
-                self._between(point, number, bins, depth)
+                self._between(point, number, signals, bins, depth)
             probe = point.probes[number]
-            fired = fires(point, number, self._signal(point, probe), bins, decided)
+            fired = fires(point, number, signals[probe], bins, decided)
             # arithmetic, not np.copyto(where=fired): a masked copy goes element by element, thirty times as slowly
             np.minimum(depth, np.int16(point.ceiling) - fired * np.int16(point.ceiling - probe), out=depth)
         settle(point, depth)
@@ -96,36 +97,44 @@ class Ladder:
         return placed
 
     def _between(
-        self, point: OperatingPoint, number: int, bins: NDArray[np.intp] | None, depth: NDArray[np.int16]
+        self,
+        point: OperatingPoint,
+        number: int,
+        signals: Mapping[int, NDArray[np.float32]],
+        bins: NDArray[np.intp] | None,
+        depth: NDArray[np.int16],
     ) -> None:
         """Exits after probe ``number`` and below the next, where the line through the last two readings meets τ."""
-        before, here = (self._signal(point, point.probes[at]) for at in (number - 1, number))
+        before, here = (signals[point.probes[at]] for at in (number - 1, number))
         planned = planned_exits(point, number, before, here, bins)
         np.copyto(depth, planned.astype(np.int16), where=planned > 0)
 
-    def _grid(self, key: object, column: NDArray[Any]) -> NDArray[Any]:
+    def _grid(self, column: NDArray[Any]) -> NDArray[Any]:
         """``column`` [tokens] as a grid; NaN, which never fires (0 for bins), where a sequence has ended."""
-        if key not in self._grids:
-            filler = np.nan if column.dtype.kind == "f" else 0
-            grid = np.full(self.shape, filler, dtype=column.dtype)
-            grid.reshape(-1)[self.place] = column
-            self._grids[key] = grid
-        return self._grids[key]
+        grid = np.full(self.shape, np.nan if column.dtype.kind == "f" else 0, dtype=column.dtype)
+        grid.reshape(-1)[self.place] = column
+        return grid
 
-    def _signal(self, point: OperatingPoint, layer: int) -> NDArray[np.float32]:
+    def _signals(self, point: OperatingPoint) -> dict[int, NDArray[np.float32]]:
+        """Grids of what ``point`` compares, by probe."""
         several = not SIGNALS[point.signal].alone  # then what is read elsewhere matters
-        key = (point.signal, point.estimator, point.confidence, point.probes if several else (), layer)
-        return self._grid(key, self.trace.signal(point)[:, layer - 1])
+        grids = self._read.setdefault(
+            (point.signal, point.estimator, point.confidence, point.probes if several else ()), {}
+        )
+        if lacking := [probe for probe in point.probes if probe not in grids]:
+            column = self.trace.signal(point)
+            grids |= {probe: self._grid(column[:, probe - 1]) for probe in lacking}
+        return grids
 
     def _bins(self, point: OperatingPoint) -> NDArray[np.intp] | None:
         if point.bins.count == 1:
             return None
         key, first = (point.bins, point.probes[0]), point.probes[0] - 1
-        if key not in self._grids:
+        if key not in self._binned:
             trace = self.trace
             index = bin_index(point.bins, trace.position + 1, trace.top1_probability[:, first], trace.top1[:, first])
-            return self._grid(key, index)
-        return self._grids[key]
+            self._binned[key] = self._grid(index)
+        return self._binned[key]
 
     def replay(self, point: OperatingPoint) -> Replay:
         depth = self.depths(point)

@@ -13,6 +13,7 @@ from emad_ref.meters.flops import flops
 from emad_ref.models.geometry import geometry_of
 from emad_ref.point import OperatingPoint, full_depth, truncated
 from emad_ref.record import Work
+from emad_ref.signals import ENTROPY
 from emad_ref.sweep.grids import confidences
 from emad_ref.sweep.losses import depth_by_position, loss_table, tokens_before
 from tests.small import LAYERS, small_config
@@ -69,6 +70,16 @@ def test_accuracy_is_of_the_tokens_told_at_the_depths_taken(trace):
     told[:4, [1, 5]] = trace.target[:4, None]
     (row,) = loss_table(replace(trace, top1=told), GEOMETRY, [ADAPTIVE])
     assert row.accuracy == pytest.approx(2 / 5), "positions 0 and 4, at layers 6 and 2"
+
+
+@pytest.mark.parametrize("signal", [ENTROPY.name, "agreement"])
+def test_what_points_of_a_kind_compare_is_made_once(trace, monkeypatch, signal):
+    """Of agreement, every probe of every point made the column of all layers anew."""
+    asked, made = [], Trace.signal
+    monkeypatch.setattr(Trace, "signal", lambda self, point: (asked.append(point.name), made(self, point))[1])
+    points = [replace(ADAPTIVE, name=f"{level}", signal=signal, thresholds=((level, level),)) for level in (0.2, 0.5)]
+    loss_table(trace, GEOMETRY, [*points, replace(points[0], name="others", probes=(2, 3))])
+    assert asked == ["0.2", "others"]
 
 
 def test_a_rule_that_lost_a_next_token_has_accuracy_and_no_finite_perplexity(trace):
