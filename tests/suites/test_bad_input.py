@@ -209,6 +209,7 @@ class TestOptions:
         assert_one_clear_error(judge("claims", *ASKED, model=tiny, claims=tmp_path / "claims.toml"), *said)
 
 
+@pytest.mark.slow  # three processes, each of which imports torch
 def test_processes_end_with_one_error_too(judge_apart: Run, copy: Path) -> None:
     (copy / "model.safetensors").unlink()
     result = judge_apart(*ASKED, model=copy, more=("-n", 2))

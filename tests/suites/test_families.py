@@ -34,7 +34,8 @@ def test_every_family_passes_the_audits(judge: Run, folders: dict[str, Path]) ->
         assert text.count(f"|{family}]") + text.count(f"|{family}-") >= 10, family
 
 
-@pytest.mark.parametrize("family", [WHOLE[0], pytest.param(WHOLE[1], marks=pytest.mark.slow)])
+@pytest.mark.slow  # whole folders of the suites; the main job runs them on a model of the first family
+@pytest.mark.parametrize("family", WHOLE)
 def test_a_family_passes_by_the_command_a_user_types(judge_apart: Run, folders: dict[str, Path], family: str) -> None:
     result = judge_apart("invariants", "fidelity", model=folders[family])
     assert result.ret == pytest.ExitCode.OK, text_of(result)

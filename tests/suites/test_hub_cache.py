@@ -47,7 +47,8 @@ def loaded_apart() -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", LOADS], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("tokenizer", [pytest.param(True, marks=pytest.mark.slow), False])
+@pytest.mark.slow  # whole runs; that the cache is enough to load from is held without one
+@pytest.mark.parametrize("tokenizer", [True, False])
 def test_a_cached_model_reaches_verdicts_on_its_own_text(
     request: pytest.FixtureRequest, judge_apart: Run, cache: Path, ungated: Path, tmp_path: Path, tokenizer: bool
 ) -> None:

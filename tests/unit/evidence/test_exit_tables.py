@@ -65,6 +65,7 @@ def test_flops_that_were_not_counted_are_none_and_unsolved_tasks_are_noted(evide
     assert "not solved: full depth scores 0.000, an honest guess 0.0" in said
 
 
+@pytest.mark.slow  # every minimum layer under every rule
 def test_the_ablation_has_a_table_per_task_with_every_minimum_layer(evidence: Evidence) -> None:
     shown = by_minimum_layer(evidence.exits)
     assert [table.title for table in shown.tables] == [
