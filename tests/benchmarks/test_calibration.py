@@ -22,6 +22,7 @@ from emad_ref.calibration.running import Statistics
 from emad_ref.calibration.trace import TokenSequence, states_after
 from emad_ref.meters.clock import paired
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.geometry import geometry_of
 from emad_ref.models.loading import load
 from emad_ref.point import BinSpec
 from emad_ref.policy.thresholds import default_probes
@@ -48,6 +49,12 @@ def model_of(name):
     return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=50304, **blocks)).eval()
 
 
+def allowed(geometry, probes, keys):
+    """Throughput beside a plain forward's if a calibration were its blocks and heads alone, at ``keys`` a token."""
+    block, head = geometry.block_flops() + geometry.attention_flops(keys), geometry.head_flops()
+    return (geometry.layers * block + head) / (probes[-1] * block + len(probes) * head)
+
+
 @pytest.mark.parametrize("name", TIMED)
 def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, name):
     windows, length, pairs = TIMED[name]
@@ -69,7 +76,8 @@ def test_probes_are_calibrated_at_about_the_speed_of_a_plain_forward(benchmark, 
     record_samples(benchmark, seconds["calibrated"], f"{name}, probes")
     print(
         f"{name}: calibrating the probes {probes} of {stepper.layers} layers has {ratio.value:.3f} "
-        f"[{ratio.low:.3f}, {ratio.high:.3f}] of a plain forward's throughput"
+        f"[{ratio.low:.3f}, {ratio.high:.3f}] of a plain forward's throughput; FLOPs allow "
+        f"{allowed(geometry_of(model.config), probes, length // 2):.3f}"
     )
     assert ratio.value >= LEAST[name]
 
