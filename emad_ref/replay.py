@@ -118,9 +118,8 @@ class Ladder:
     def _signals(self, point: OperatingPoint) -> dict[int, NDArray[np.float32]]:
         """Grids of what ``point`` compares, by probe."""
         several = not SIGNALS[point.signal].alone  # then what is read elsewhere matters
-        grids = self._read.setdefault(
-            (point.signal, point.estimator, point.confidence, point.probes if several else ()), {}
-        )
+        key = (point.signal, point.estimator, point.confidence, point.probes if several else ())
+        grids = self._read.setdefault(key, {})
         if lacking := [probe for probe in point.probes if probe not in grids]:
             column = self.trace.signal(point)
             grids |= {probe: self._grid(column[:, probe - 1]) for probe in lacking}
