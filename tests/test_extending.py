@@ -68,6 +68,7 @@ def test_suites_ask_the_claim_on_the_corpus_and_show_table_and_provenance(site: 
     assert report["provenance"]["extensions"] == {"mine": {"rack": "north"}}
 
 
+@pytest.mark.slow  # a run and a judge; that its row is asked and its gate is known is held beside
 def test_a_falsified_claim_of_others_fails_the_run_and_emad_judge_alike(site: Path, tmp_path: Path) -> None:
     """Its gate and its thresholds are a row's like any other."""
     (tmp_path / "strict.toml").write_text("[MY-1]\nthresholds = { nll_nats = 0.01 }\n")

@@ -82,6 +82,7 @@ def test_it_passes_the_suite_of_full_depth(suites: Suites) -> None:
     assert "2 passed, 1 skipped" in said
 
 
+@pytest.mark.slow  # two runs; waivers of what a decoder declines are held in tests/plugin
 def test_what_it_declines_is_not_applicable_and_waived_by_name(suites: Suites) -> None:
     chosen = ("-p", "plain_decoder", "--emad-backend", "plain_decoder")
     with pytest.raises(AssertionError, match="the decoder declined"):
