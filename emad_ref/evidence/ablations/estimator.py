@@ -23,7 +23,7 @@ from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint
 from emad_ref.readout.index import Exact, recall
 from emad_ref.readout.lowrank import LowRankIndex, factors
-from emad_ref.replay import decode_work, replay
+from emad_ref.replay import replay, work_of
 from emad_ref.sweep.estimators import agreements
 
 KS, RANKS, LOW_RANK_K = (32, 64, 128), (16, 32, 64), 64
@@ -136,7 +136,7 @@ class Estimated:
     def probe_flops(self, point: OperatingPoint) -> float:
         """FLOPs of readouts per token beyond the one head that emits it."""
         replayed = replay(self.trace, point)
-        work = decode_work(self.trace, replayed.depth, point, replayed.macs_per_row)
+        work = work_of(self.trace, replayed)
         geometry = self._subject.loaded.geometry
         readouts = sum(flops(work, geometry).readouts.values())
         return float(readouts / len(self.trace) - geometry.head_flops())

@@ -22,7 +22,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Work
-from emad_ref.replay import decode_work, replay
+from emad_ref.replay import replay, work_of
 from emad_ref.sweep.grids import CHUNKS, positional
 from emad_ref.sweep.losses import loss_table
 from emad_ref.sweep.select import equal_flops
@@ -106,7 +106,7 @@ class Openings:
             forced = [teacher_forced(decoder, text) for text in self.texts]
         mean = float(np.concatenate([each.nll_nats for each in forced]).mean())
         works = [each.work for each in forced if each.work is not None]
-        saved = _saved(self.subject.loaded.geometry, works, decode_work(self.trace, full.depth, full.point))
+        saved = _saved(self.subject.loaded.geometry, works, work_of(self.trace, full))
         return {
             "point": point.name,
             "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
