@@ -18,11 +18,13 @@ an order of its own: index 0 here is another board than index 0 there, and reads
 
 Absent is not zero: ``Unmeasured`` with a reason, never 0 J. The module knows no model and no framework; ``pynvml``
 (package nvidia-ml-py, extra ``gpu``) is imported when a device is opened, and everything else sees only ``Counter``.
+Whatever that module raises becomes a reason, too: ctypes, a name that is not UTF-8, or bindings without a function.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import threading
 import time
@@ -65,7 +67,10 @@ FAILURES: dict[int, str] = {
     15: "the device was lost",
     18: "driver and its library differ in version; reload the driver",
 }
-ABSENT = frozenset({3, 13})  # another way of reading may still work
+NOT_FOUND = 13
+ABSENT = frozenset({3, NOT_FOUND})  # another way of reading may still work
+
+_log = logging.getLogger(__name__)
 
 
 class Unreadable(EmadError):
@@ -404,19 +409,39 @@ def integrated_j(readings: Sequence[tuple[float, int]], start: float, stop: floa
 
 
 class _Nvml:
-    """``Counter`` over ``pynvml``; every NVML error leaves as ``Unreadable``."""
+    """``Counter`` over ``pynvml``; every error of the library or its bindings leaves as ``Unreadable``."""
 
     def __init__(self, pynvml: Any, uuid: str):
         self._pynvml = pynvml
         self._handle = self._call("nvmlDeviceGetHandleByUUID", uuid)
-        self.device = f"{self._call('nvmlDeviceGetName', self._handle)} ({uuid})"
+        self._refuse_slices()
+        self.device = f"{self._name()} ({uuid})"
         self.source: Source = self._find_source()
 
     def _call(self, function: str, *arguments: Any) -> Any:
         try:
             return getattr(self._pynvml, function)(*arguments)
-        except self._pynvml.NVMLError as error:
+        except Exception as error:  # NVMLError, or whatever its bindings run into
             raise _unreadable(error, function) from error
+
+    def _name(self) -> str:
+        """The board's name for a reader. Energy does not depend on it, so an unreadable one costs nothing."""
+        try:
+            name = self._call("nvmlDeviceGetName", self._handle)
+        except Unreadable as why:
+            return f"GPU whose name cannot be read ({why.reason})"
+        return name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+
+    def _refuse_slices(self) -> None:
+        """A framework may name a slice by the UUID of its board, whose counter pays for every other slice as well."""
+        try:
+            current, _ = self._call("nvmlDeviceGetMigMode", self._handle)
+        except Unreadable as why:
+            if why.code not in ABSENT:
+                raise
+            return
+        if current:
+            raise Unreadable("MIG is enabled on this board: NVML counts the energy of whole boards, not of slices")
 
     def _find_source(self) -> Source:
         try:
@@ -447,13 +472,47 @@ class _Nvml:
     def processes(self) -> frozenset[int]:
         # Graphics clients too: what they draw comes out of the same counter.
         kinds = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
-        return frozenset(int(process.pid) for kind in kinds for process in self._call(kind, self._handle))
+        return frozenset(int(process.pid) for kind in kinds for process in self._listed(kind))
+
+    def _listed(self, kind: str) -> Sequence[Any]:
+        """None where this device lists none at all; ``paired`` then says that sharing cannot be ruled out."""
+        try:
+            return list(self._call(kind, self._handle))
+        except Unreadable as why:
+            if why.code not in ABSENT:
+                raise
+            return []
 
 
-def _unreadable(error: Any, function: str) -> Unreadable:
-    code = int(error.value)
-    known = FAILURES.get(code, f"NVML error {code}, {error}")
-    return Unreadable(known if known.startswith("no NVML device") else f"{function}: {known}", code)
+def _unreadable(error: Exception, function: str) -> Unreadable:
+    """``error`` of the library, which carries NVML's number, or of its Python bindings, which do not."""
+    value = getattr(error, "value", None)
+    if not isinstance(value, int):
+        # bindings older than the function: the same as a library older than it
+        code = NOT_FOUND if isinstance(error, AttributeError) else None
+        return Unreadable(f"{function}: {type(error).__name__}: {error}", code)
+    known = FAILURES.get(value, f"NVML error {value}, {error}")
+    return Unreadable(known if known.startswith("no NVML device") else f"{function}: {known}", value)
+
+
+def bindings() -> Any | Unmeasured:
+    """The module ``pynvml`` of the package nvidia-ml-py; or why it cannot be used.
+
+    The older package ``pynvml`` installs a folder of that name. Python prefers a folder to a module file, so it hides
+    nvidia-ml-py where both are installed.
+    """
+    try:
+        module: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return Unmeasured("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
+    except Exception as error:  # code of another package runs here
+        return Unmeasured(f"the module pynvml cannot be imported: {type(error).__name__}: {error}")
+    if hasattr(module, "__path__"):
+        return Unmeasured(
+            "the module pynvml comes from the deprecated package pynvml, but nvidia-ml-py is expected; "
+            "pip uninstall pynvml, then pip install --force-reinstall nvidia-ml-py"
+        )
+    return module
 
 
 @contextmanager
@@ -471,20 +530,27 @@ def nvml(uuid: str | None) -> Iterator[Counter | Unmeasured]:
     if uuid.startswith("MIG-"):
         yield Unmeasured(f"{uuid} is a slice of a board: NVML counts the energy of whole boards only")
         return
-    try:
-        pynvml: Any = importlib.import_module("pynvml")
-    except ImportError:
-        yield Unmeasured("no NVML device: the package nvidia-ml-py is not installed; pip install 'pytest-emad[gpu]'")
+    pynvml = bindings()
+    if isinstance(pynvml, Unmeasured):
+        yield pynvml
         return
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
+    except Exception as error:  # NVMLError, or whatever its bindings run into
         yield Unmeasured(_unreadable(error, "nvmlInit").reason)
         return
     try:
         yield _opened(pynvml, uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
     finally:
+        shut_down(pynvml)
+
+
+def shut_down(pynvml: Any) -> None:
+    """Close the library. A failure is logged and no more: what was read before stands."""
+    try:
         pynvml.nvmlShutdown()
+    except Exception as error:  # NVMLError, or whatever its bindings run into
+        _log.warning("NVML did not shut down (%s: %s); readings taken before stand", type(error).__name__, error)
 
 
 def _opened(pynvml: Any, uuid: str) -> Counter | Unmeasured:

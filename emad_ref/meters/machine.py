@@ -6,14 +6,16 @@ promises no copy reaches, and slices of a board and shared machines have less.
 
 from __future__ import annotations
 
-import importlib
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
+
+from emad_ref.meters.energy import Unmeasured, bindings, shut_down
 
 LIBRARIES = ("torch", "transformers", "numpy", "nvidia-ml-py")
 COPIED = {"cuda": 2**30, "cpu": 2**28}  # bytes: many times what any cache holds
@@ -77,26 +79,34 @@ def _version(library: str) -> str:
 
 def _nvml(uuid: str) -> dict[str, Any]:
     """What NVML says of a board; a text in place of a number where it says nothing."""
+    pynvml = bindings()
+    if isinstance(pynvml, Unmeasured):
+        return {"driver": f"unread: {pynvml.reason}"}
     try:
-        pynvml: Any = importlib.import_module("pynvml")
         pynvml.nvmlInit()
-    except Exception as error:  # a missing package, or NVMLError, which cannot be named without it
+    except Exception as error:  # NVMLError, or whatever its bindings run into
         return {"driver": f"unread: {type(error).__name__}: {error}"}
     try:
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        said: dict[str, Any] = {"driver": _text(pynvml.nvmlSystemGetDriverVersion())}
-        for name, (function, constants, divisor) in NVML.items():
-            try:
-                arguments = [getattr(pynvml, constant) for constant in constants]
-                said[name] = getattr(pynvml, function)(handle, *arguments) / divisor
-            except pynvml.NVMLError as error:
-                said[name] = f"unread: {error}"
-        return said
-    except pynvml.NVMLError as error:
-        return {"driver": f"unread: {error}"}
+        return {
+            "driver": _read(lambda: _text(pynvml.nvmlSystemGetDriverVersion())),
+            **{name: _read(partial(_number, pynvml, uuid, *query)) for name, query in NVML.items()},
+        }
     finally:
-        pynvml.nvmlShutdown()
+        shut_down(pynvml)
+
+
+def _read(query: Callable[[], Any]) -> Any:
+    try:
+        return query()
+    except Exception as error:  # NVMLError, or whatever its bindings run into: a name that is not UTF-8, for one
+        return f"unread: {error}"
+
+
+def _number(pynvml: Any, uuid: str, function: str, constants: tuple[str, ...], divisor: float) -> float:
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    value: float = getattr(pynvml, function)(handle, *(getattr(pynvml, constant) for constant in constants)) / divisor
+    return value
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
