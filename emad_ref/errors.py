@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+LONGEST_MESSAGE, LONGEST_VALUE = 4000, 500  # characters
+# C0 and C1 controls but line feed and tab, bidirectional controls, line and paragraph separators, lone surrogates
+_UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str, longest: int | None = None) -> str:
+    """``text`` with unsafe characters as escapes, cut to ``longest`` characters where that is given.
+
+    >>> printable("a\\x1b[2Jb\\u202ec")
+    'a\\\\x1b[2Jb\\\\u202ec'
+    >>> printable("a" * 10, 4)
+    'aaaa… (10 characters)'
+    """
+    if longest is not None and len(text) > longest:
+        text = f"{text[:longest]}… ({len(text)} characters)"
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
 
 class EmadError(Exception):
-    """Base of every error this package raises for its caller."""
+    """Base of every error this package raises for its caller.
+
+    Its message may quote files, decoders or paths: as text it has control characters escaped and a bounded length.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), LONGEST_MESSAGE)
 
 
 class BadArgument(EmadError, ValueError):
@@ -15,7 +39,8 @@ class BadArgument(EmadError, ValueError):
 
     def __init__(self, name: str, value: object, expected: str, remedy: str = ""):
         self.name, self.value = name, value
-        super().__init__(f"{name}={value!r}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
+        shown = printable(repr(value), LONGEST_VALUE)
+        super().__init__(f"{name}={shown}, but expected {expected}" + (f"; {remedy}" if remedy else ""))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

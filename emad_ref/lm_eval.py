@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from emad_ref.console import run_command
 from emad_ref.errors import EmadError
 from emad_ref.tasks.local import FOLDER
 
@@ -60,4 +61,4 @@ def filled_in(argv: Sequence[str]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -5,12 +5,14 @@ Importing it imports neither torch nor hypothesis: having the package installed 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from emad_ref.console import take_any_text
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
@@ -153,6 +155,8 @@ def _header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     afresh.remember(session.config)
+    if installed.asked_suites(session.config):  # pytest itself would write a line of escapes, its end among them
+        take_any_text(session.config.get_terminal_writer()._file)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -164,22 +168,16 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def _load_hypothesis_profile(config: pytest.Config) -> None:
-    """Examples by budget, no deadline, derandomised, no database; a profile the user loaded stays in force."""
+    """A profile the user loaded can strengthen ours and never weaken it."""
     from hypothesis import settings as hypothesis_settings
 
-    current = hypothesis_settings.get_current_profile_name()
-    if current not in ("default", "ci"):  # the two that Hypothesis itself puts in force
-        return
-    config.stash[_PREVIOUS_PROFILE] = current
-    hypothesis_settings.register_profile(
-        "emad",
-        max_examples=settings(config).budget.examples,
-        deadline=None,  # a loaded machine is no bug in a decoder
-        derandomize=True,
-        database=None,
-        print_blob=True,
-    )
-    hypothesis_settings.load_profile("emad")
+    from pytest_emad.properties import PROFILE, property_settings, weaker_profile
+
+    config.stash[_PREVIOUS_PROFILE] = hypothesis_settings.get_current_profile_name()
+    if weaker := weaker_profile(settings(config).budget):
+        warnings.warn(pytest.PytestConfigWarning(weaker), stacklevel=2)
+    hypothesis_settings.register_profile(PROFILE, property_settings(settings(config).budget))
+    hypothesis_settings.load_profile(PROFILE)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -213,6 +211,7 @@ def pytest_gates_first(config: pytest.Config, items: list[pytest.Item]) -> None:
     """When pytest has put each model's tests together, and left out what ``-k`` and ``-m`` leave out."""
     try:
         _refuse_parallel_measuring(config, items)
+        _refuse_traced_measuring(items)
     except pytest.UsageError as error:
         _refuse(config, items, error)
     if not any(map(installed.is_ours, items)):
@@ -282,6 +281,19 @@ def _refuse_parallel_measuring(config: pytest.Config, items: list[pytest.Item]) 
         raise pytest.UsageError(
             f"-n {workers}: {measuring[0].nodeid} measures time or energy, which needs the machine to itself; "
             f"use -n 0 or -n 1{_in_parallel(items)}"
+        )
+
+
+def _refuse_traced_measuring(items: list[pytest.Item]) -> None:
+    """A coverage tool, profiler or debugger slows one arm more than the other: times taken beside one say nothing."""
+    if not (measuring := [item for item in items if choosing.measures(item)]):
+        return
+    from emad_ref.meters.tracing import tracers
+
+    if found := list(tracers()):
+        raise pytest.UsageError(
+            f"{', '.join(found)} is active, but {measuring[0].nodeid} measures time or energy; run it without, or "
+            "leave out what measures: -m 'not emad(measures=True)'"
         )
 
 

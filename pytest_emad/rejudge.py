@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from emad_ref.console import run_command
 from emad_ref.files import BadFile, read_json, require_writable
 from emad_ref.report.units import JUDGED
 from pytest_emad import apart
@@ -132,4 +133,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

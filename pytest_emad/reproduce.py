@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from emad_ref import __version__
 from emad_ref.cli.parsing import executor_argument
+from emad_ref.console import run_command
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile, require_writable
@@ -148,4 +149,4 @@ def judged(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_command(main))

@@ -8,8 +8,6 @@ One function per verb, its arguments beside it. Each prints what it did; bad inp
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Callable, Sequence
 
 import shtab
@@ -27,7 +25,8 @@ from emad_ref.cli.serving import serve, serve_arguments
 from emad_ref.cli.sweeping import sweep, sweep_arguments
 from emad_ref.cli.training import train, train_arguments
 from emad_ref.cli.verifying import verify, verify_arguments
-from emad_ref.errors import BadArgument, EmadError
+from emad_ref.console import run_command
+from emad_ref.errors import BadArgument
 from emad_ref.evidence.values import LARGEST_SEED, MOST, MOST_NATS
 
 Verb = Callable[[argparse.Namespace], int | None]  # exit status; None: 0
@@ -98,17 +97,11 @@ def require_bounded(args: argparse.Namespace) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    return run_command(lambda: _run(argv))
+
+
+def _run(argv: Sequence[str] | None) -> int | None:
     args = parser().parse_args(argv)
-    try:
-        require_bounded(args)
-        status = args.run(args) or 0
-        sys.stdout.flush()
-    except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
-        return 1
-    except OSError as error:  # of the streams: files come as errors of ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is not tried again at exit
-        if not isinstance(error, BrokenPipeError):  # then whoever read along has seen enough
-            print(f"emad: output: {error.strerror}", file=sys.stderr)
-        return 1
+    require_bounded(args)
+    status: int | None = args.run(args)
     return status

@@ -18,13 +18,13 @@ of a run that did not come to its end, or without anything that the other one ha
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emad_ref.cli.parsing import examples
+from emad_ref.console import complain
 from emad_ref.errors import BadArgument, EmadError
 
 if TYPE_CHECKING:  # tabulate and its tables: no verb pays for another's
@@ -71,13 +71,13 @@ def compare(args: argparse.Namespace) -> int:
         for place, report in zip((args.old, args.new), reports, strict=True):
             comparing.require_complete(report, place)
     except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
+        complain(error)
         return UNCOMPARABLE
     found = comparing.compare(*reports)
     failing = [change for change in found.changes if FAIL_ON[args.fail_on](change)]
     if not (found.compared or failing):
         alone = f"no claim, point or test of {args.old} is in {args.new} too"
-        print(f"emad: {alone}: nothing can be compared; run the same suites for both", file=sys.stderr)
+        complain(f"{alone}: nothing can be compared; run the same suites for both")
         return UNCOMPARABLE
     shown = markdown(found, args.verbose) if args.markdown else text(found, args.verbose)
     print("\n".join([*shown, _said(failing, args.fail_on)]))

@@ -10,13 +10,13 @@ the text has moved, 2 where that cannot be said: too little text, or an exit wit
 from __future__ import annotations
 
 import argparse
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from emad_ref.cli.parsing import examples
+from emad_ref.console import complain
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.text.documents import DOCUMENTS, SPLITS
 
@@ -45,7 +45,7 @@ def drift(args: argparse.Namespace) -> int:
         fresh = recorded(args, found) if args.record else read(args, found)
         verdict = moved(reference, fresh, seed=args.seed)
     except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
+        complain(error)
         return UNSAID
     assert found.guarantee is not None, "promised() has asked"
     print("\n".join([*shown(verdict), "", *textwrap.wrap(f"Promised was: {found.guarantee.statement}", WIDTH)]))

@@ -7,7 +7,6 @@ emad judge ./folder --data ./data --claims EMAD-F1,EMAD-R1
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from emad_ref.cli.parsing import examples
+from emad_ref.console import complain
 from emad_ref.errors import BadArgument, EmadError, ends_the_run
 from emad_ref.evidence import values
 from emad_ref.evidence.pair.names import PairNames, pair_asked
@@ -53,7 +53,7 @@ def judge(args: argparse.Namespace) -> int:
     try:
         return _judged(args)
     except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
+        complain(error)
         return REFUSED
 
 
@@ -83,7 +83,7 @@ def _judged(args: argparse.Namespace) -> int:
         found = consequence(verdict, row, gating, record.expected)
         failures += [found.failure] if found.failure else []
         if found.warning:
-            print(f"emad: warning: {found.warning}", file=sys.stderr)
+            complain(f"warning: {found.warning}")
     notes = list(dict.fromkeys(shown.notes))
     for title, text in sections(shown.points, tables if args.with_tables else [], claims, notes):
         print(f"\n{title}\n\n{text}")
@@ -91,7 +91,7 @@ def _judged(args: argparse.Namespace) -> int:
         print(f"\nemad known verdicts\n\n{summary(beside)}")
         failures += [reason] if (reason := nothing_compared(beside)) else []
     for failure in failures:
-        print(f"emad: FAILED: {failure}", file=sys.stderr)
+        complain(f"FAILED: {failure}")
     return NOT_JUDGED if failures else 0
 
 
@@ -150,7 +150,7 @@ def _chosen(args: argparse.Namespace, docket: Docket, pair: tuple[str, str] | No
     if left and len(left) == len(asked):
         raise BadArgument("--pair", None, "SMALL,LARGE", f"{', '.join(left)}: about a pair")
     if left:
-        print(f"emad: {', '.join(left)}: not applicable: {NO_PAIR}; --pair SMALL,LARGE", file=sys.stderr)
+        complain(f"{', '.join(left)}: not applicable: {NO_PAIR}; --pair SMALL,LARGE")
     return [name for name, _ in sorted(asked, key=lambda row: ABOUT.index(row[1].about)) if name not in left]
 
 

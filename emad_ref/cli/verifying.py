@@ -10,11 +10,11 @@ of a test cannot be made to look complete by an exit status:
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from emad_ref.cli.parsing import examples
+from emad_ref.console import complain
 from emad_ref.errors import BadArgument
 from emad_ref.report.begun import unsettled
 from emad_ref.report.faults import faults
@@ -35,7 +35,7 @@ def verify(args: argparse.Namespace) -> int:
     if when := unsettled(args.report):
         found.insert(0, f"a run that began later ({when}) never told how it ended; this is not its report: run again")
     for fault in found:
-        print(f"emad: {args.report}: {fault}", file=sys.stderr)
+        complain(f"{args.report}: {fault}")
     if found:
         return FAULTY
     passed = sum(entry["outcome"] == "passed" for entry in report["tests"])

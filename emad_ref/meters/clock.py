@@ -19,6 +19,7 @@ import numpy as np
 from scipy import stats
 
 from emad_ref.errors import BadArgument
+from emad_ref.meters.tracing import require_untraced
 from emad_ref.record import Floats
 
 Arm = Callable[[int], float | None]
@@ -68,6 +69,8 @@ def paired(
         raise BadArgument("pairs", pairs, "at least 1")
     if warm_up < 0:
         raise BadArgument("warm_up", warm_up, "0 or more")
+    if clock is time.perf_counter:
+        require_untraced()
     names = list(arms)
     wall = {name: np.empty(pairs) for name in names}
     process = {name: np.empty(pairs) for name in names}

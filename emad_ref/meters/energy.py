@@ -37,6 +37,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.meters.tracing import require_untraced
 from emad_ref.record import Floats, Ints
 
 Source = Literal["energy counter", "power, instantaneous", "power, averaged over 1 s", "CPU package energy"]
@@ -193,6 +194,8 @@ def paired(
     _check(arms, pairs, min_seconds, warm_up, spare)
     if isinstance(counter, Unmeasured):
         return counter
+    if clock is time.perf_counter:
+        require_untraced()
     for request in range(warm_up):
         for name, arm in arms.items():
             _generated(name, arm, -1, request)

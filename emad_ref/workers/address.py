@@ -16,6 +16,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import signal
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -64,6 +65,7 @@ def _processes(count: int, threads: int) -> Crew:
 
 
 def _settle(threads: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the whole group: the parent alone reports it
     import torch
 
     os.environ["OMP_NUM_THREADS"] = str(threads)  # of processes that this one starts

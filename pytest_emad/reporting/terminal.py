@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from emad_ref.console import take_any_text
+from emad_ref.errors import printable
 from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
 from pytest_emad.recording import EmadWarning
 
+LONGEST_REASON = 300  # characters of a waiver in the header; report.json keeps the whole
 OUTSIDE = 4  # lines that pytest itself prints around a summary, of the forty: headings, a blank, its last line
 COLOURS: dict[str, dict[str, bool]] = {"good": {"green": True}, "bad": {"red": True}, "open": {"yellow": True}}
 TONES = (("falsified", "bad"), ("inconclusive", "open"), ("survived", "good"))  # the worst first
@@ -39,8 +42,8 @@ def header(settings: Settings, decoder: str) -> list[str]:
         parts.append(f"require {', '.join(sorted(settings.gating.require))}")
     if settings.update_golden:
         parts.append(f"UPDATING goldens in {settings.golden}")
-    waived = [f"emad: waived {of}: {reason}" for of, reason in settings.waive]
-    return [f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived]
+    waived = [f"emad: waived {of}: {printable(reason, LONGEST_REASON)}" for of, reason in settings.waive]
+    return [printable(line) for line in (f"emad: {'; '.join(parts)}", f"emad: decoder: {decoder}", *waived)]
 
 
 def write_summary(
@@ -55,15 +58,16 @@ def write_summary(
     from emad_ref.report.brief import brief  # tabulate: not at the start of every run
     from emad_ref.report.brieftext import MOST, lines
 
+    take_any_text(terminal.config.get_terminal_writer()._file)
     width = terminal.config.get_terminal_writer().fullwidth
     for title, text in _at_length(report, width, verbosity):
         terminal.section(title)
-        terminal.line(text)
+        terminal.line(printable(text))
     found = lines(brief(report), width, places, MOST - OUTSIDE)
     if report["claims"]:
         terminal.section(f"emad: {', '.join(report['settings']['models'])}")
     for line in found:
-        terminal.line(line.text, **COLOURS.get(line.tone, {}))
+        terminal.line(printable(line.text), **COLOURS.get(line.tone, {}))
 
 
 def _at_length(report: Mapping[str, Any], width: int, verbosity: int) -> Iterator[tuple[str, str]]:
@@ -107,7 +111,7 @@ def decided(claims: Sequence[Mapping[str, Any]], width: int) -> str:
         for claim in claims
         if claim["verdict"] not in UNDECIDED
     ]
-    return "\n".join(line if len(line) <= width else f"{line[: width - 1]}…" for line in lines)
+    return "\n".join(printable(line) if len(line) <= width else f"{printable(line[: width - 1])}…" for line in lines)
 
 
 def colour(claims: Sequence[Mapping[str, Any]]) -> dict[str, bool]:

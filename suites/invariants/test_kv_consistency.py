@@ -12,15 +12,20 @@ from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.emad_e2 import FED, QUESTION, SEEDS, answered, differences_at
 from pytest_emad.asking import Ask
+from pytest_emad.options import Settings
+from pytest_emad.properties import property_settings
 
 
 @pytest.mark.emad(claim="EMAD-E2")
-def test_logits_at_any_admissible_depth_are_the_full_models(emad_evidence: Evidence, emad_ask: Ask) -> None:
+def test_logits_at_any_admissible_depth_are_the_full_models(
+    emad_evidence: Evidence, emad_settings: Settings, emad_ask: Ask
+) -> None:
     layers = emad_evidence.subject.stepper.layers
 
     def answer(evidence: Evidence, asked: Asked) -> Answer:
         drawn = []
 
+        @property_settings(emad_settings.budget)
         @given(st.lists(st.integers(1, layers), min_size=FED, max_size=FED), st.integers(0, SEEDS))
         def compare(falls: list[int], seed: int) -> None:
             drawn.append(differences_at(evidence, falls, seed))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -27,6 +26,7 @@ from emad_ref.evidence.subject import Subject
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
 from pytest_emad.options import Settings
+from pytest_emad.properties import property_settings
 
 ROWS = 3  # of a session at most
 SHORT, LONG = 4, 64  # tokens of a prompt
@@ -221,5 +221,5 @@ def test_session_survives_any_order_of_operations(emad_evidence: Evidence, emad_
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
         run_state_machine_as_test(
             type("BoundMachine", (SessionMachine,), bound),
-            settings=settings(max_examples=emad_settings.budget.examples, stateful_step_count=STEPS),
+            settings=property_settings(emad_settings.budget, STEPS),
         )

@@ -133,16 +133,48 @@ def test_hypothesis_settings_of_other_tests_are_left_alone(project: pytest.Pytes
     run().assert_outcomes(passed=2)
 
 
-def test_a_hypothesis_profile_of_the_users_choice_stays(suites: Path, project: pytest.Pytester, run: Run) -> None:
-    (suites / "claims" / "test_one.py").write_text(PROPERTY.format(expected=False, examples=0))
+PROFILED = """
+from hypothesis import Phase, given, settings, strategies as st
+from pytest_emad.properties import property_settings
+from emad_ref.evidence.study import BUDGETS
+drawn = []
+@given(st.integers())
+def test_property(number): drawn.append(number)
+def test_count(): assert len(drawn) >= {least}
+def test_later():
+    settings.load_profile("mine")  # as a fixture of the user's may
+    asked = property_settings(BUDGETS["smoke"], steps=7)
+    assert asked.max_examples == {least} and asked.deadline is None and set(asked.phases) == set(Phase)
+    assert asked.stateful_step_count == {steps}
+    settings.load_profile("emad")
+"""
+
+
+@pytest.mark.parametrize(
+    ("profile", "least", "steps", "said"),
+    [
+        ("max_examples=1", 10, 50, "Hypothesis profile 'mine' has max_examples=1; our suites run at least the 10"),
+        ("phases=[]", 100, 50, "Hypothesis profile 'mine' has phases without explicit, generate"),
+        ("max_examples=2, phases=['explicit'], stateful_step_count=1", 10, 7, "has max_examples=2 and phases without"),
+        ("max_examples=30, stateful_step_count=90", 30, 90, ""),
+    ],
+)
+def test_a_hypothesis_profile_of_the_user_strengthens_a_gate_and_never_weakens_it(
+    suites: Path, project: pytest.Pytester, run: Run, profile: str, least: int, steps: int, said: str
+) -> None:
+    (suites / "claims" / "test_one.py").write_text(PROFILED.format(least=least, steps=steps))
+    profile = profile.replace("'explicit'", "hypothesis.Phase.explicit")
     project.makeconftest(
-        """
-        from hypothesis import settings
-        settings.register_profile("mine", max_examples=3)
-        settings.load_profile("mine")
+        f"""
+        import hypothesis
+        hypothesis.settings.register_profile("mine", {profile})
+        hypothesis.settings.load_profile("mine")
         """
     )
-    run("suites").assert_outcomes(passed=2)
+    result = run("suites")
+    result.assert_outcomes(passed=3, warnings=int(bool(said)))
+    if said:
+        result.stdout.fnmatch_lines([f"*{said}*"])
 
 
 def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,132 @@
+"""Text for a terminal, whatever its encoding and wherever the text comes from; how a command ends.
+
+``take_any_text`` lets a stream take every character: a code page without ``×`` or ``→`` gets ``x`` or ``->`` instead of
+a UnicodeEncodeError. ``SafeStream`` escapes what would move the cursor, hide or reorder text. ``run_command`` runs the
+body of a command and turns its errors, a closed pipe and Ctrl-C into a line and an exit status.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+import signal
+import sys
+import unicodedata
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TextIO
+
+from emad_ref.errors import LONGEST_MESSAGE, EmadError, printable
+
+INTERRUPTED = 128 + signal.SIGINT  # what a shell reports of a command that SIGINT ended
+ENCODING_ERRORS = "emad.ascii"
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]{0,16}m")
+
+_ASCII = str.maketrans(
+    {
+        "×": "x", "→": "->", "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "·": ".", "≥": ">=", "≤": "<=",
+        "±": "+-", "′": "'", "“": '"', "”": '"', "√": "sqrt", "∞": "inf", "≈": "~", "≠": "!=", "°": " deg",
+        "█": "#", "▁": "_", "ℓ": "l", "‖": "||", "↵": "\\n", "⁄": "/", "Σ": "sum",
+    }
+)  # fmt: skip
+
+
+def to_ascii(text: str) -> str:
+    """``text`` in ASCII: its signs by name or likeness, other characters as escapes.
+
+    >>> to_ascii("τ ≤ 0.5 × ½")
+    'tau <= 0.5 x 1/2'
+    """
+    return "".join(map(_ascii_of, text))
+
+
+def _ascii_of(character: str) -> str:
+    if "GREEK SMALL LETTER " in (name := unicodedata.name(character, "")):
+        return name.removeprefix("GREEK SMALL LETTER ").lower().replace("lamda", "lambda")
+    replaced = unicodedata.normalize("NFKD", character.translate(_ASCII)).translate(_ASCII)
+    base = "".join(each for each in replaced if not unicodedata.combining(each))
+    return base if base and base.isascii() else character.encode("ascii", "backslashreplace").decode()
+
+
+def _encode_error(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return to_ascii(error.object[error.start : error.end]), error.end
+
+
+codecs.register_error(ENCODING_ERRORS, _encode_error)
+
+
+def take_any_text(stream: Any) -> None:
+    """Let ``stream`` take characters that its encoding lacks; a stream that cannot be set up stays as it is."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+        stream.reconfigure(errors=ENCODING_ERRORS)
+
+
+class SafeStream:
+    """``stream``, to which unsafe characters are written as escapes. Colours (SGR sequences) pass."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        parts = _COLOUR.split(text)
+        colours = [*_COLOUR.findall(text), ""]
+        self._stream.write("".join(printable(part) + colour for part, colour in zip(parts, colours, strict=True)))
+        return len(text)
+
+    def writelines(self, lines: Any) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def complain(message: object) -> None:
+    """Write one line about an error to standard error, prefixed with the command's name."""
+    with suppress(OSError):  # standard error may be a closed pipe, too: then the exit status alone tells it
+        print(f"emad: {printable(str(message), LONGEST_MESSAGE)}", file=sys.stderr, flush=True)
+
+
+def run_command(body: Callable[[], int | None]) -> int:
+    """Run the body of a command.
+
+    Returns:
+        Its exit status, None being 0; 1 after an error of ours or of the output, which is told in a line, and after a
+        pipe whose reader has left; 130 after Ctrl-C.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        take_any_text(stream)
+    before = sys.stdout
+    if before is not None:  # None where the descriptor is closed: then nothing is printed
+        sys.stdout = SafeStream(before)  # has what print needs, the rest by delegation
+    try:
+        try:
+            return body() or 0
+        finally:
+            if before is not None:
+                before.flush()
+    except EmadError as error:
+        complain(error)
+        return 1
+    except KeyboardInterrupt:
+        complain("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader has seen enough
+        _drop_output(before)
+        return 1
+    except OSError as error:  # of the streams: files come as errors of ours
+        _drop_output(before)
+        complain(f"output: {error.strerror}")
+        return 1
+    finally:
+        sys.stdout = before
+
+
+def _drop_output(stream: TextIO) -> None:
+    """What is left in the buffer is not tried again when the interpreter ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

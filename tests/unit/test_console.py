@@ -1,0 +1,114 @@
+"""Text of any origin on a terminal of any encoding; how a command ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from emad_ref.console import INTERRUPTED, SafeStream, run_command, take_any_text, to_ascii
+from emad_ref.errors import BadArgument, EmadError, printable
+
+EMAD = [sys.executable, "-m", "emad_ref"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain × → é 日本\tline\nnext", "plain × → é 日本\tline\nnext"),
+        ("\x1b[2J\x07\r\x00\x7f\x9b", r"\x1b[2J\x07\r\x00\x7f\x9b"),
+        ("user\u202etxt.exe\u2066\u200e", r"user\u202etxt.exe\u2066\u200e"),
+        ("bad \udcff name", r"bad \udcff name"),
+        ("\u2028\u2029", r"\u2028\u2029"),
+    ],
+)
+def test_unsafe_characters_become_escapes(text, shown):
+    assert printable(text) == shown
+
+
+def test_long_text_is_cut_and_its_length_is_told():
+    assert printable("a" * 5000, 10) == "aaaaaaaaaa… (5000 characters)"
+
+
+def test_errors_escape_and_bound_what_they_quote():
+    message = str(EmadError("decoder said \x1b[2J" + "x" * 10_000))
+    assert message.startswith(r"decoder said \x1b[2Jxxx")
+    assert len(message) < 4_100
+    named = BadArgument("texts", "y" * 10_000, "a short one", "shorten it")
+    assert str(named).endswith("… (10002 characters), but expected a short one; shorten it")
+
+
+def test_signs_have_a_likeness_in_ascii():
+    assert to_ascii("−0.5 ≤ τ_ℓ × ½ → ±3 … é █") == "-0.5 <= tau_l x 1/2 -> +-3 ... e #"
+    assert to_ascii("日") == r"\u65e5"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "cp437", "utf-8", "latin-1"])
+def test_a_stream_of_any_encoding_takes_any_text(encoding):
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding=encoding, errors="strict")
+    take_any_text(stream)
+    stream.write("0.81× → 日 \udcff")
+    stream.flush()
+    assert raw.getvalue().decode(encoding).startswith(("0.81x -> ", "0.81× -> ", "0.81× → "))
+
+
+def test_colours_pass_and_cursor_movements_do_not():
+    raw = io.StringIO()
+    SafeStream(raw).write("\x1b[31mred\x1b[0m \x1b[2J\x1b]0;title\x07")
+    assert raw.getvalue() == "\x1b[31mred\x1b[0m " + r"\x1b[2J\x1b]0;title\x07"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        (EmadError("no such model"), 1, "emad: no such model\n"),
+        (KeyboardInterrupt(), INTERRUPTED, "emad: interrupted\n"),
+    ],
+)
+def test_what_ends_a_command_is_one_line_and_a_status(capsys, raised, status, said):
+    def body():
+        raise raised
+
+    assert run_command(body) == status
+    assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+@pytest.mark.parametrize("arguments", [("world", "world:premise", "--documents", "1"), ("verify", "nowhere ×→\u202e")])
+def test_verbs_print_under_any_code_page(encoding, arguments):
+    environment = {**os.environ, "PYTHONIOENCODING": f"{encoding}:strict"}
+    done = subprocess.run([*EMAD, *arguments], capture_output=True, env=environment, cwd=ROOT)
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == (0 if arguments[0] == "world" else 1)
+
+
+def test_a_reader_that_leaves_costs_no_traceback():
+    command = [*EMAD, "world", "world:premise", "--documents", "200"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
+
+
+def test_ctrl_c_is_one_line():
+    command = [*EMAD, "world", "world:premise", "--documents", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(1)
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.stdout.close()
+        assert process.stderr.read() == b"emad: interrupted\n"
+    assert process.returncode == INTERRUPTED
