@@ -119,9 +119,12 @@ def run_command(body: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # the reader has seen enough
         _drop_output(before)
         return 1
-    except OSError as error:  # of the streams: files come as errors of ours
-        _drop_output(before)
-        complain(f"output: {error.strerror}")
+    except OSError as error:  # of the streams where no file is named: files come as errors of ours
+        if error.strerror is None or error.filename is not None:
+            complain(f"{type(error).__name__}: {error}")
+        else:
+            _drop_output(before)
+            complain(f"output: {error.strerror}")
         return 1
     finally:
         sys.stdout = before

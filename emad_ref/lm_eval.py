@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from traceback import walk_tb
 
-from emad_ref.console import run_command
+from emad_ref.console import complain, run_command
 from emad_ref.errors import EmadError
 from emad_ref.tasks.local import FOLDER
 
@@ -38,11 +39,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cli_evaluate()
     except EmadError as error:
-        print(f"emad: {error}", file=sys.stderr)
+        complain(error)
+        return 1
+    except (ValueError, OSError) as error:
+        if not _raised_by_lm_eval(error):
+            raise
+        complain(f"lm_eval: {error!r}")
         return 1
     finally:
         sys.argv = before
     return 0
+
+
+def _raised_by_lm_eval(error: BaseException) -> bool:
+    """Whether lm-eval itself refuses something: then its sentence is enough, and frames of its code are not."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "lm_eval"
 
 
 def filled_in(argv: Sequence[str]) -> list[str]:

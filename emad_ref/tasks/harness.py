@@ -23,6 +23,7 @@ a rule, for it stands to the right of everything that is decided.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from typing import Any, TextIO, TypeVar
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.api.registry import register_model
@@ -45,7 +47,7 @@ from tqdm import tqdm
 from emad_ref.calibration.profile import load_profile
 from emad_ref.calibration.trace import COLUMNS, TOKENS_PER_BATCH, TokenSequence, Trace
 from emad_ref.decoding.walked import WalkedDecoder
-from emad_ref.errors import BadArgument
+from emad_ref.errors import BadArgument, nearest
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.stepper import Stepper
 from emad_ref.point import Estimator, OperatingPoint, full_depth
@@ -339,8 +341,9 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
                        with neither, full depth.
     ``decoder``        decode with this one, made for the same model and point, instead of our own; it takes
                        ``batch_size`` rows.
-    ``batch_size``     rows per forward; None or ``auto``: as many as fit ``TOKENS_PER_BATCH`` padded tokens. Results do
-                       not depend on it beyond the last bits of a float.
+    ``batch_size``     rows per forward; None, ``auto`` or ``auto:N``: as many as fit ``TOKENS_PER_BATCH`` padded
+                       tokens, and at most ``max_batch_size``. Results do not depend on it beyond the last bits of a
+                       float.
     ``max_length``     longest context plus continuation, the model's own by default.
     ``add_bos_token``  None: as the tokenizer does it, which is what ``hf`` does. True: the beginning-of-text token
                        before every context. False: no special token at all.
@@ -372,8 +375,12 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         device: str = "cpu",
         dtype: str | None = None,
         revision: str | None = None,
+        max_batch_size: int | None = None,
+        **others: Any,
     ):
         super().__init__()
+        if others:
+            raise BadArgument("model_args", others, f"arguments of this model: {', '.join(ARGUMENTS)}", _advice(others))
         self.loaded = _loaded(pretrained, device, dtype, revision)
         self.tokenizer: Any = self.loaded.tokenizer
         self.stepper = self.loaded.stepper
@@ -382,6 +389,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if self.point.layers != self.stepper.layers:
             raise BadArgument("point.layers", self.point.layers, f"{self.stepper.layers}, the layers of this model")
         self.batch_size = _rows(batch_size)
+        self._most_rows = _rows(max_batch_size)
         self.max_length: int = self.stepper.max_positions if max_length is None else max_length
         if not 1 <= self.max_length <= self.stepper.max_positions:
             raise BadArgument("max_length", max_length, f"1–{self.stepper.max_positions}, what this model was made for")
@@ -424,6 +432,24 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         if self.add_bos_token and special.get("add_special_tokens") and ids[:1] != [self.prefix_token_id]:
             ids = [self.prefix_token_id, *ids]  # not every tokenizer's special tokens include one
         return ids
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the tokenizer's own template writes it, as lm-eval's ``hf`` model does.
+
+        Raises:
+            BadArgument: the tokenizer has no template, or its template refuses these roles.
+        """
+        ends = {"add_generation_prompt": add_generation_prompt, "continue_final_message": not add_generation_prompt}
+        without_system = [message for message in chat_history if message["role"] != "system"]
+        try:
+            try:
+                return str(self.tokenizer.apply_chat_template(chat_history, tokenize=False, **ends))
+            except TemplateError:  # several templates know no system role
+                log.warning("the chat template refuses the system message, which is left out")
+                return str(self.tokenizer.apply_chat_template(without_system, tokenize=False, **ends))
+        except (TemplateError, ValueError, AttributeError) as error:
+            expected = "a model whose tokenizer has a chat template for these messages"
+            raise BadArgument("--apply_chat_template", self.loaded.name, expected, str(error)) from error
 
     # ------------------------------------------------------------ requests
 
@@ -596,12 +622,17 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
         """Batches by falling length: the largest comes first, so memory runs out at once or not at all."""
         batch: list[T] = []
         for item in sorted(items, key=length_of, reverse=True):
-            if batch and len(batch) == (self.batch_size or max(1, TOKENS_PER_BATCH // length_of(batch[0]))):
+            if batch and len(batch) == (self.batch_size or self._rows_of(length_of(batch[0]))):
                 yield batch
                 batch = []
             batch.append(item)
         if batch:
             yield batch
+
+    def _rows_of(self, length: int) -> int:
+        """How many rows of ``length`` tokens go into one batch where nobody says it."""
+        rows = max(1, TOKENS_PER_BATCH // length)
+        return rows if self._most_rows is None else min(rows, self._most_rows)
 
     def _known(self) -> dict[str, Any]:
         """Results so far: the journal's, or none."""
@@ -628,6 +659,20 @@ def _grouped(
 def _by(items: Sequence[T], key: Callable[[T], Any]) -> Iterator[tuple[Any, list[T]]]:
     for value, group in groupby(sorted(items, key=key), key=key):
         yield value, list(group)
+
+
+# What lm-eval's command passes to any model, and a string of `--model_args` may name.
+ARGUMENTS = (
+    "pretrained", "profile", "margin", "batch_size", "max_batch_size", "max_length", "add_bos_token", "journal",
+    "device", "dtype", "revision",
+)  # fmt: skip
+
+
+def _advice(others: dict[str, Any]) -> str:
+    """What to do about arguments of lm-eval's other models."""
+    if "trust_remote_code" in others:
+        return "leave --trust_remote_code out: model families are walked by code of this package, never by theirs"
+    return nearest(min(others), ARGUMENTS) or "leave the others out"
 
 
 def _loaded(pretrained: str | Loaded, device: str, dtype: str | None, revision: str | None) -> Loaded:
@@ -669,7 +714,7 @@ def _point(
 
 
 def _rows(batch_size: int | str | None) -> int | None:
-    if batch_size is None or batch_size == "auto":
+    if batch_size is None or re.fullmatch(r"auto(:\d+)?", str(batch_size)):
         return None
     rows = int(batch_size) if str(batch_size).isdecimal() else 0
     if rows < 1:

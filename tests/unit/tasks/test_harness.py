@@ -93,7 +93,11 @@ def test_without_a_point_or_profile_it_is_full_depth(nano):
         ({"point": full_depth(4), "profile": "x.json"}, "profile='x.json', but expected None beside a point"),
         ({"point": full_depth(12)}, r"point\.layers=12, but expected 4"),
         ({"batch_size": 0}, "batch_size=0, but expected a number of rows ≥ 1, or auto"),
-        ({"batch_size": "auto:4"}, "batch_size='auto:4'"),
+        ({"batch_size": "auto:x"}, "batch_size='auto:x'"),
+        ({"max_batch_size": 0}, "batch_size=0, but expected a number of rows"),
+        ({"parallelize": True}, "model_args={'parallelize': True}, but expected arguments of this model: pretrained"),
+        ({"trust_remote_code": True}, "leave --trust_remote_code out"),
+        ({"max_lenght": 8}, "nearest: max_length"),
         ({"max_length": 100_000}, "max_length=100000, but expected 1–"),
         ({"dtype": "float64"}, "None for a loaded model"),
     ],
@@ -111,6 +115,35 @@ def test_other_arguments_are_refused_by_name(nano, profile):
     with pytest.raises(BadProfile, match="fingerprint"):
         EmadLM("emad-tiny", profile=profile)
     assert EmadLM("emad-nano", batch_size="auto", dtype="bfloat16").stepper.dtype.itemsize == 2
+
+
+@pytest.mark.parametrize("rows", ["auto", "auto:4", None])
+def test_rows_that_lm_eval_leaves_open_are_bounded_by_the_largest_it_allows(nano, rows):
+    model = EmadLM(nano, batch_size=rows, max_batch_size=3)
+    assert [len(batch) for batch in model._batches(["ab"] * 7, len)] == [3, 3, 1]
+
+
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+STRICT = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}" + TEMPLATE
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1 + 1?"}]
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [(TEMPLATE, "<system>Be brief.\n<user>1 + 1?\n<assistant>"), (STRICT, "<user>1 + 1?\n<assistant>")],
+)
+def test_a_chat_template_is_the_tokenizers_own(nano, monkeypatch, template, text):
+    monkeypatch.setattr(nano.tokenizer, "chat_template", template)
+    assert EmadLM(nano).apply_chat_template(CHAT) == text
+
+
+def test_without_a_chat_template_the_option_is_refused_by_name(nano, monkeypatch):
+    monkeypatch.setattr(nano.tokenizer, "chat_template", None)
+    with pytest.raises(BadArgument, match=r"--apply_chat_template=.emad-nano., but expected a model whose tokenizer"):
+        EmadLM(nano).apply_chat_template(CHAT)
 
 
 def test_lm_evals_request_cache_is_refused(nano, tmp_path):
