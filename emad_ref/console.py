@@ -78,10 +78,6 @@ class SafeStream:
         self._stream.write("".join(printable(part) + colour for part, colour in zip(parts, colours, strict=True)))
         return len(text)
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

@@ -16,16 +16,17 @@ import pytest
 from emad_ref.report.reading import Kind
 from pytest_emad import choosing, installed, origins
 
+FEATURES = "emad_features"  # attribute of a report: what was asked for when the decoder declined it
 SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist carries attributes across
 HOME = "emad.attendance"  # entry of a worker's output
 DESELECTED = "deselected"
 
-_REFUSED = pytest.StashKey[bool]()
+_REFUSED = pytest.StashKey[list[str]]()
 
 
-def refused(item: pytest.Item) -> None:
-    """The decoder under test declined what ``item`` asked."""
-    item.stash[_REFUSED] = True
+def refused(item: pytest.Item, features: tuple[str, ...]) -> None:
+    """The decoder under test declined what ``item`` asked; ``features`` of a request declined as a whole."""
+    item.stash[_REFUSED] = [*features]
 
 
 class Attendance:
@@ -65,6 +66,7 @@ class Attendance:
         if report.skipped and not hasattr(report, "wasxfail"):
             kind = _kind(item, report.when, raised_by)
             vars(report)[KIND] = kind
+            vars(report)[FEATURES] = item.stash.get(_REFUSED, [])
             if name is not None and kind == "left out" and report.when == "call":
                 report.outcome = "failed"
                 report.longrepr = (

@@ -6,13 +6,14 @@ asked, and what came of it, is counted (``origins`` tells whose decoder that mak
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models.anatomy import BACKENDS
-from emad_ref.report.providers import ANSWERED, CAME_OF_IT, DECLINED, NONE
+from emad_ref.report.providers import ANSWERED, CAME_OF_IT, DECLINED, EXITS, NONE, SAMPLING
 from pytest_emad.options import settings
 
 if TYPE_CHECKING:
@@ -24,7 +25,11 @@ HOOK = "pytest_emad_make_decoder"
 OURS = "emad-walked"
 DISTANT = "emad-distant"
 
+# fields that every point with exits sets, or that are said with the schedule
+PLAIN_FIELDS = frozenset({"probes", "thresholds", "schedule", "margin_nats", "period"})
+
 COUNTS = pytest.StashKey[dict[str, dict[str, int]]]()
+COUNTED_FEATURES = pytest.StashKey[dict[str, dict[str, list[int]]]]()  # provider → feature → [answered, declined]
 
 
 class NoDecoder(EmadError):
@@ -112,6 +117,25 @@ def _chosen(config: pytest.Config) -> str | None:
     return wanted
 
 
+def features(request: Request) -> tuple[str, ...]:
+    """What ``request`` asks beyond a greedy run at full depth: exits, sampling, and fields of the point by name."""
+    point = request.point
+    if point.fixed and point.ceiling == point.layers:
+        exits: list[str] = []
+    else:
+        given = [field for field in fields(point) if field.default is not MISSING and field.name not in PLAIN_FIELDS]
+        exits = [EXITS, *(field.name for field in given if getattr(point, field.name) != field.default)]
+        exits += [f"schedule {point.schedule}"] if point.schedule != "monotone" else []
+    return (*exits, *([SAMPLING] if request.temperature else []))
+
+
+def _count_features(config: pytest.Config, name: str, request: Request, declined: bool) -> tuple[str, ...]:
+    counted = config.stash.setdefault(COUNTED_FEATURES, {}).setdefault(name, {})
+    for feature in (asked := features(request)):
+        counted.setdefault(feature, [0, 0])[declined] += 1
+    return asked
+
+
 def make_decoder(config: pytest.Config, request: Request) -> Decoder:
     """The decoder under test for ``request``; the caller closes it.
 
@@ -131,11 +155,13 @@ def make_decoder(config: pytest.Config, request: Request) -> Decoder:
         count = counts.setdefault(name, dict.fromkeys(CAME_OF_IT, 0))
         try:
             decoder: Decoder | None = caller(config=config, request=request)
-        except Unsupported:
+        except Unsupported as refusal:
             count[DECLINED] += 1
+            refusal.features = _count_features(config, name, request, declined=True)
             raise
         count[NONE if decoder is None else ANSWERED] += 1
         if decoder is not None:
+            _count_features(config, name, request, declined=False)
             return decoder
     raise NoDecoder(
         f"--emad-backend={wanted or ', '.join(known)} returned no decoder for {request.model.name} at "

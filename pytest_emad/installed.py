@@ -98,7 +98,8 @@ def home_of(argument: str, folder: Path, pyargs: bool) -> Path | None:
     """The file or folder below one of our suite folders that ``argument``, typed in ``folder``, names."""
     name = argument.split("::")[0]
     if pyargs and name.split(".")[:2] == ["pytest_emad", "suites"]:
-        path = HOME.joinpath(*name.split("."))
+        inside = HOME.joinpath("pytest_emad", "suites")
+        path = (inside if inside.is_dir() else HOME / "suites").joinpath(*name.split(".")[2:])
         return path if path.is_dir() else path.with_suffix(".py")
     path = (folder / name).resolve()
     return path if any(path.is_relative_to(suites) for suites in SUITES) else None

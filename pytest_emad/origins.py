@@ -14,15 +14,16 @@ from typing import Any
 
 import pytest
 
-from emad_ref.report.providers import CAME_OF_IT
-from pytest_emad.backends import COUNTS, HOOK, OURS, named, providers
+from emad_ref.report.providers import CAME_OF_IT, FEATURES
+from pytest_emad.backends import COUNTED_FEATURES, COUNTS, HOOK, OURS, named, providers
 
 
 def asked_so_far(config: pytest.Config) -> list[dict[str, Any]]:
     """The providers that may be asked in this process, each with what came of it so far: JSON values only."""
-    counts, wanted = config.stash.get(COUNTS, {}), named(config)
+    counts, offered, wanted = config.stash.get(COUNTS, {}), config.stash.get(COUNTED_FEATURES, {}), named(config)
     return [
         {"name": origin(config, name, plugin), "plugin": name, "foreign": name != OURS}
+        | {FEATURES: offered.get(name, {})}
         | counts.get(name, dict.fromkeys(CAME_OF_IT, 0))
         for name, plugin in providers(config).items()
         if wanted in (None, name)

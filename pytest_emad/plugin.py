@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.console import take_any_text
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence.study import BUDGETS
 from emad_ref.files import BadFile
@@ -155,7 +154,10 @@ def _header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     afresh.remember(session.config)
-    if installed.asked_suites(session.config):  # pytest itself would write a line of escapes, its end among them
+    if installed.asked_suites(session.config):
+        from emad_ref.console import take_any_text
+
+        # pytest itself would write a line of escapes, its end among them
         take_any_text(session.config.get_terminal_writer()._file)
 
 
@@ -231,7 +233,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
 
         if not isinstance(refusal, Unsupported):
             raise
-        attendance.refused(item)
+        attendance.refused(item, refusal.features)
         pytest.skip(f"not applicable ({refusal})")
 
 

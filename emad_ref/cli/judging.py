@@ -261,7 +261,9 @@ def judge_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--register", type=read(values.file, "--register"), metavar="FILE",
                      help="TOML file with other thresholds or gates")  # fmt: skip
     sub.add_argument("--gate-claims", type=values.words, default=frozenset(), metavar="IDS", help="more rows that gate")
-    sub.add_argument("--gate", choices=GATES, default="paper", help="as --emad-gate")
+    sub.add_argument(
+        "--gate", choices=[gate for gate in GATES if gate != "decoder"], default="paper", help="as --emad-gate"
+    )
     sub.add_argument("--golden", type=read(values.folder, "--golden"), metavar="DIR",
                      help="known verdicts read before the shipped")  # fmt: skip
     sub.add_argument("--inconclusive", choices=INCONCLUSIVE, default="warn", help="what such a gating row does")

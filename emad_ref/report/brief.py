@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from emad_ref.report.missing import not_applicable
+from emad_ref.report.providers import not_offered
 from emad_ref.report.reading import Report
 from emad_ref.report.unasked import told
 from emad_ref.verdict import known, numbers
@@ -208,6 +210,9 @@ def _about(report: Report) -> Iterator[str]:
     decoder = report.get("decoder") or {"providers": ()}
     if any(provider["answered"] or provider["declined"] for provider in decoder["providers"]):
         yield f"decoder judged: {decoder['name']}"
+    if "tests" in report and (declined := not_applicable(report)):
+        features = ", ".join(sorted(not_offered(decoder["providers"])))
+        yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
     undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
     for check in dict.fromkeys(audit["check"] for audit in undecided):
         details = [audit["detail"] for audit in undecided if audit["check"] == check]

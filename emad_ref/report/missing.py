@@ -5,6 +5,11 @@ run was told to run, no more: of those shipped tests each must be there, and hav
 premise is absent. A test of ``suites/invariants`` or ``suites/fidelity`` that the decoder declined is not decided, and
 neither is one of ``DECIDING`` whose answer was refused, or never given, for one of the models. A waiver names such a
 gap and a reason, and is on record.
+
+Under ``--emad-gate decoder`` a decoder is judged by what it can help and by what it offers. Rows about the method may
+stay open. A feature of requests (exits, sampling, a schedule, a field of points) that its provider declines whenever it
+is asked is not offered, and tests that asked for it may stay open. Where exits are not offered, only ``AT_FULL_DEPTH``
+must be decided.
 """
 
 from __future__ import annotations
@@ -13,10 +18,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from emad_ref.report.providers import EXITS, not_offered
 from emad_ref.report.reading import Report
 from emad_ref.report.shipped import below
 from emad_ref.report.unasked import ABOVE, LEFT_OUT, NO_EXIT, NO_PAIR
-from emad_ref.verdict.gating import UNDECIDED
+from emad_ref.verdict.gating import OF_THE_METHOD, UNDECIDED
 
 # the rows without which nothing is known of a decoder, and the shipped test that asks each
 DECIDING = {
@@ -24,6 +30,12 @@ DECIDING = {
     "EMAD-E5": "suites/cost/test_claims.py::test_claim",
     "EMAD-F1": "suites/claims/test_model.py::test_claim",
     "EMAD-F2": "suites/cost/test_claims.py::test_claim",
+}
+# what a decoder that runs every layer for every token must answer: test → a part of its parameters, "" for all
+AT_FULL_DEPTH = {
+    "suites/fidelity/test_full_depth.py::test_without_exits_tokens_are_the_models_own_greedy_continuation": "",
+    "suites/invariants/test_apart.py::test_the_judges_model_is_left_alone": "full depth",
+    "suites/invariants/test_positions.py::test_generation_holds_far_into_the_window": "full",
 }
 ANSWERED = ("suites/invariants", "suites/fidelity")  # where a decoder must not decline
 WHOSE = "decoder"  # what a waiver of the decoder's origin is called
@@ -51,6 +63,28 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, alw
     excused = [ABOVE, NO_EXIT, NO_PAIR] if always else [ABOVE, NO_EXIT, NO_PAIR, LEFT_OUT]
     lost = [*_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
     return [*_whose(report), *lost, *_contradicted(report)]
+
+
+def not_applicable(report: Report) -> list[Mapping[str, Any]]:
+    """Tests that the decoder declined and may: under gate ``decoder`` for features that it answers nowhere."""
+    missing_features = _features_not_offered(report)
+    refused = [entry for entry in report["tests"] if entry["outcome"] == "skipped" and entry["kind"] == "refused"]
+    return [entry for entry in refused if _may_decline(entry, missing_features)]
+
+
+def _features_not_offered(report: Report) -> frozenset[str]:
+    return not_offered(report["decoder"]["providers"]) if report["settings"].get("gate") == "decoder" else frozenset()
+
+
+def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str]) -> bool:
+    if EXITS in missing_features:  # then forced depths, counts of skipped layers and the like have no place, either
+        return not _at_full_depth(entry)
+    return not missing_features.isdisjoint(entry.get("features", ()))
+
+
+def _at_full_depth(entry: Mapping[str, Any]) -> bool:
+    case = AT_FULL_DEPTH.get(entry["shipped"])
+    return case is not None and case in entry["nodeid"].partition("[")[2]
 
 
 def another(report: Report, wanted: str) -> str:
@@ -107,8 +141,9 @@ def _lost(report: Report, wanted: Sequence[str], excused: Sequence[str]) -> list
     for entry in report["deselected"]:
         if entry["shipped"] in wanted and entry["why"] not in excused:
             lost.setdefault((entry["shipped"], entry["why"]), []).append(entry["nodeid"])
+    free = {entry["nodeid"] for entry in not_applicable(report)}
     for entry in report["tests"]:
-        why = _why_lost(entry)
+        why = "" if entry["nodeid"] in free else _why_lost(entry)
         if why and any(below(name, [entry["shipped"]]) for name in wanted):
             lost.setdefault((entry["shipped"], why), []).append(entry["nodeid"])
     return [Missing(name, f"{why}{_which(nodeids)}", "let it run") for (name, why), nodeids in lost.items()]
@@ -155,6 +190,8 @@ def _undecided(report: Report, wanted: Sequence[str], excused: Sequence[str]) ->
     """Rows of ``DECIDING`` that a wanted test asks and that no verdict decides, for each model of the run."""
     gaps = []
     not_asked = {entry.get("claim") for entry in report["deselected"] if entry["why"] in excused}
+    if report["settings"].get("gate") == "decoder":
+        not_asked |= DECIDING.keys() if EXITS in _features_not_offered(report) else OF_THE_METHOD
     for claim, test in DECIDING.items():
         if claim in not_asked:
             continue

@@ -1,6 +1,7 @@
 """What a verdict does to whoever asked: whether it fails a run, warns, or neither. The same for pytest and ``emad``.
 
 - gate ``paper``: the row gates (register, or named by the user) and is falsified, or is inconclusive where that fails;
+- gate ``decoder``: the same for the rows that a decoder can help; ``OF_THE_METHOD`` are reported and do not gate;
 - gate ``known``: the verdict is none of those on record for such a run (``known``);
 - ``require``: the row needs a required kind and is ``not applicable`` or ``unmeasured``.
 
@@ -17,7 +18,8 @@ from emad_ref.verdict.claims import Claim, Outcome, Verdict
 from emad_ref.verdict.known import MACHINE_BOUND, Expected
 from emad_ref.verdict.sentence import heading, measurement, title_of
 
-GATES: tuple[str, ...] = ("paper", "known")
+GATES: tuple[str, ...] = ("paper", "decoder", "known")
+OF_THE_METHOD = frozenset({"EMAD-F1", "EMAD-F2"})  # what exits cost and save on a model: no decoder can help it
 INCONCLUSIVE: tuple[str, ...] = ("warn", "fail")
 REQUIREMENTS: tuple[str, ...] = ("energy", "speed", "quality", "golden")
 
@@ -29,7 +31,7 @@ UNDECIDED: tuple[Outcome, Outcome] = ("not applicable", "unmeasured")
 class Gating:
     """``inconclusive``: what an inconclusive gating row does. ``require``: words of ``REQUIREMENTS``."""
 
-    gate: Literal["paper", "known"] = "paper"
+    gate: Literal["paper", "decoder", "known"] = "paper"
     inconclusive: Literal["warn", "fail"] = "warn"
     require: frozenset[str] = frozenset()
 

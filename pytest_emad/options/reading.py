@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models.anatomy import BACKENDS, FAST
 from emad_ref.verdict.choosing import chosen
 from emad_ref.verdict.claims import Claim, load_register
-from emad_ref.verdict.gating import Gating
+from emad_ref.verdict.gating import OF_THE_METHOD, Gating
 from pytest_emad.options.asked import Settings
 from pytest_emad.options.table import OPTIONS, Option
 
@@ -47,10 +47,17 @@ def register(config: pytest.Config) -> dict[str, Claim]:
     """The claims register with ``--emad-claims`` applied. Raises pytest.UsageError if that file cannot be accepted."""
     if _REGISTER not in config.stash:
         try:
-            config.stash[_REGISTER] = load_register(settings(config).claims)
+            config.stash[_REGISTER] = _gated(load_register(settings(config).claims), settings(config).gating.gate)
         except BadArgument as error:
             raise pytest.UsageError(f"--emad-claims: {error}") from error
     return config.stash[_REGISTER]
+
+
+def _gated(rows: dict[str, Claim], gate: str) -> dict[str, Claim]:
+    """``rows`` as they gate under ``gate``; what ``--emad-gate-claims`` names gates in any case."""
+    if gate != "decoder":
+        return rows
+    return {name: replace(row, gate=row.gate and name not in OF_THE_METHOD) for name, row in rows.items()}
 
 
 def _build(config: pytest.Config) -> Settings:

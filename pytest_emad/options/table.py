@@ -139,7 +139,11 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("report", values.report_folder, None, "folder for report.json, report.md, index.html and figures", "DIR"),
     Option(
-        "gate", values.one_of(GATES), "paper", "paper: falsifiers fail the run; known: a change of a known verdict does"
+        "gate",
+        values.one_of(GATES),
+        "paper",
+        "which rows fail the run: paper, the papers' falsifiers and the identities; decoder, the identities and every "
+        "audit, so that a right decoder passes whatever exits cost on the model; known, a change of a known verdict",
     ),
     Option("gate-claims", values.names, frozenset(), "comma list of further claims that gate, e.g. EMAD-E1,EMAD-E3"),
     Option("claims", values.file, None, "TOML file with other thresholds or gates for rows of the register", "FILE"),

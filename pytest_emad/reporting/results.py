@@ -16,7 +16,7 @@ import pytest
 
 from emad_ref.files import write_atomically
 from emad_ref.report.reading import REPORT, SCHEMA, TEST_OUTCOMES, Outcome
-from pytest_emad.attendance import KIND, SHIPPED
+from pytest_emad.attendance import FEATURES, KIND, SHIPPED
 from pytest_emad.options import Settings
 from pytest_emad.recording import AUDIT, CLAIM, GOLDEN, KNOWN, MODEL, NOTE, POINT, TABLE, read_properties
 
@@ -60,6 +60,8 @@ class Results:
         entry["duration_s"] = round(entry["duration_s"] + getattr(report, "duration", 0.0), 6)
         if TEST_OUTCOMES.index(outcome) > TEST_OUTCOMES.index(entry["outcome"]):
             entry |= {"outcome": outcome, "kind": getattr(report, KIND, ""), "reason": reason[:LONGEST_REASON]}
+            if declined := getattr(report, FEATURES, []):
+                entry["features"] = declined
         if report.when == "teardown":  # it carries the records of all phases
             self._take_records(report.nodeid, report.user_properties)
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from emad_ref.console import take_any_text
 from emad_ref.errors import printable
 from emad_ref.verdict.gating import UNDECIDED
 from pytest_emad.options import Settings
@@ -55,6 +54,7 @@ def write_summary(
         report: as ``report.json`` holds it.
         places: where it lies, a sentence each.
     """
+    from emad_ref.console import take_any_text
     from emad_ref.report.brief import brief  # tabulate: not at the start of every run
     from emad_ref.report.brieftext import MOST, lines
 

@@ -5,25 +5,37 @@ And is it the model's own where the model drafts for itself, whatever layer it l
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
+from emad_ref.audit.finding import NEEDED
 from emad_ref.audit.generation import generation
 from emad_ref.decoding.pair import Partner
+from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.pair.gathered import Pair
 from emad_ref.evidence.pair.speculation import self_speculation, speculation
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder
 from pytest_emad.auditing import Auditor
 from pytest_emad.options import Settings
 from pytest_emad.recording import Recorder
 
 NEW, BESIDE = 12, 4
-POINTS = {
+Points = Callable[[Evidence, Evidence], tuple[OperatingPoint, OperatingPoint]]
+POINTS: dict[str, Points] = {
     "full depth": lambda small, large: (small.subject.full, large.subject.full),
     "emad in the verifier": lambda small, large: (small.subject.full, large.bridging.probing_point),
     "emad in both": lambda small, large: (small.bridging.probing_point, large.bridging.probing_point),
+    "first layer in the verifier": lambda small, large: (small.subject.full, first_layer(large)),
 }
+DISCRIMINATING = "first layer in the verifier"  # where depth decides nearly every token; at the others few of a dozen
+
+
+def first_layer(large: Evidence) -> OperatingPoint:
+    """Every token leaves after one layer."""
+    return replace(large.bridging.shallow_point, name="first layer", probes=(1,))
 
 
 @pytest.fixture
@@ -37,7 +49,8 @@ def audit(emad_pair: Pair, emad_settings: Settings, emad_record: Recorder) -> Au
 @pytest.mark.parametrize("depth", POINTS)
 def test_speculation_emits_what_its_verifier_would(emad_pair: Pair, audit: Auditor, rows: int, depth: str) -> None:
     with emad_pair.models.partners(*POINTS[depth](*emad_pair.models.both), rows=rows) as (draft, verifier):
-        emit_the_same(emad_pair, audit, rows, verifier, [speculation(draft, verifier)])
+        needed = NEEDED if depth == DISCRIMINATING else 0
+        emit_the_same(emad_pair, audit, rows, verifier, [speculation(draft, verifier)], needed)
 
 
 def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: Pair, audit: Auditor) -> None:
@@ -48,8 +61,10 @@ def test_a_model_that_drafts_for_itself_emits_what_it_would(emad_pair: Pair, aud
         emit_the_same(emad_pair, audit, BESIDE, model, decoders)
 
 
-def emit_the_same(pair: Pair, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder]) -> None:
-    """Token by token up to ties, and at the depths that replay gives what was emitted."""
+def emit_the_same(
+    pair: Pair, audit: Auditor, rows: int, verifier: Partner, decoders: Sequence[Decoder], needed: int = 0
+) -> None:
+    """Token by token up to ties, and at the depths that replay gives what was emitted; ``needed`` as in its audit."""
     large, point = pair.large.subject, verifier.point
     prompts, _ = large.rows(rows, 1)
     own = verifier.decoder.generate(prompts, NEW, frozenset())
@@ -57,4 +72,4 @@ def emit_the_same(pair: Pair, audit: Auditor, rows: int, verifier: Partner, deco
         found = decoder.generate(prompts, NEW, frozenset())
         theirs, mine = ([tokens.tolist() for tokens in one.emitted] for one in (found, own))
         audit.same_tokens(prompts, theirs, mine, point, declared=verifier.decoder.capabilities.logit_noise)
-        audit(generation(decoder, large.lens, point, prompts, NEW, large.tolerance))
+        audit(generation(decoder, large.lens, point, prompts, NEW, large.tolerance, needed=needed))
