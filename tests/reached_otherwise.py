@@ -8,7 +8,8 @@ _rootpath  # where pytest keeps its root folder
 mode, ignored, cache_hook, types  # parameters that a library's interface passes
 _device, tokenizer_name, loglikelihood_rolling, generate_until, set_cache_hook, get_model_info  # lm-eval's model
 world_splits, with_boxed_answers, world_code_results, humaneval_results  # named in tasks' YAML
-enter  # exec'd in the sandbox's child
+enter, begin  # exec'd in the sandbox's children
+run_program  # of the sandbox, for programs that have no check
 __getattr__, __dir__  # lazy names of the package
 custom_generate  # of an exit: docs/screen.md
 take_profile, choose_margin  # among them, for people: docs/python.md

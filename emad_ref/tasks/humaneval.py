@@ -2,10 +2,14 @@
 
 One greedy completion per task, cut at the first of ``STOPS``; then
 
-    prompt + completion + test + check(entry_point)
+    prompt + completion
 
-is a program, run by ``sandbox.run_program``. The task is solved if and only if the program runs to its last line, and
-pass@1 is the share of tasks solved.
+is a program that ``sandbox.check_program`` runs in one process, and
+
+    prompt + test + check(entry_point)
+
+its check, in another one, where ``entry_point`` calls the program. The task is solved if and only if the check runs to
+its last line, and pass@1 is the share of tasks solved.
 
 The tasks come from a folder that holds ``HumanEval.jsonl`` or ``HumanEval.jsonl.gz``. This module generates nothing,
 downloads nothing, and does not ask whether code may be executed: its caller does, before calling ``judged``.
@@ -13,6 +17,7 @@ downloads nothing, and does not ask whether code may be executed: its caller doe
 
 from __future__ import annotations
 
+import ast
 import gzip
 import zlib
 from collections.abc import Sequence
@@ -21,7 +26,7 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument
 from emad_ref.files import parsed_json, read_bytes
-from emad_ref.tasks.sandbox import Result, run_program
+from emad_ref.tasks.sandbox import Result, Task, check_program
 
 STOPS = ("\nclass", "\ndef", "\n#", "\nif", "\nprint")  # what follows a function at the margin is not part of it
 ENDED: dict[str, str] = {  # outcomes that are no wrong answer: what a sentence says of such programs
@@ -97,8 +102,18 @@ def truncated(completion: str) -> str:
 
 
 def program_of(problem: Problem, completion: str) -> str:
-    """The program that decides; ``completion`` as generated, it is cut here."""
-    return f"{problem.prompt}{truncated(completion)}\n{problem.test}\ncheck({problem.entry_point})\n"
+    """The program that is judged; ``completion`` as generated, it is cut here."""
+    return f"{problem.prompt}{truncated(completion)}\n"
+
+
+def task_of(problem: Problem) -> Task:
+    """The check. It may use the helpers that the prompt defines, as the prompt defines them."""
+    definitions = problem.prompt
+    try:
+        ast.parse(definitions)
+    except SyntaxError:  # a prompt that ends at a colon: its function has no docstring
+        definitions += problem.canonical_solution
+    return Task(problem.entry_point, definitions, f"{problem.test}\ncheck({problem.entry_point})\n")
 
 
 def judged(problems: Sequence[Problem], completions: Sequence[str], *, seconds: float = 5.0) -> list[Result]:
@@ -110,7 +125,8 @@ def judged(problems: Sequence[Problem], completions: Sequence[str], *, seconds: 
     """
     if len(problems) != len(completions):
         raise BadArgument("completions", len(completions), f"one for each of {len(problems)} problems")
-    return [run_program(program_of(p, c), seconds=seconds) for p, c in zip(problems, completions, strict=True)]
+    pairs = zip(problems, completions, strict=True)
+    return [check_program(task_of(problem), program_of(problem, given), seconds=seconds) for problem, given in pairs]
 
 
 def pass_at_1(results: Sequence[Result]) -> float:

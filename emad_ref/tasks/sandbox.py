@@ -14,15 +14,11 @@ systems that permit namespaces to bubblewrap only. A backend counts as available
 the above (``PROBE``) and seen it refused. Without one ``run_program`` raises SandboxUnavailable: code is either
 confined or not executed.
 
-``passed`` means that the program ran to its last line: ``exit()`` before the asserts passes nothing, whatever the exit
-code, and what became of stdout does not matter. The proof is a random token. It reaches the program's interpreter on a
-page of memory shared with the caller, leaves the page before the program starts, and is put back behind its last line.
-In between no Python object that frames, modules or the garbage collector lead to refers to it: it is the argument of a
-call that C code makes, which has let go of the list it came from. No file descriptor leads to the page.
-
-What stays possible, here as in any judge that shares a process with what it judges: a program that is out to deceive
-its own asserts (a result whose ``__eq__`` is always true, a trace function that skips lines), and one that searches the
-interpreter's memory, byte by byte, with ctypes.
+``check_program`` decides whether a function of such a program is right. The check, whose text is trusted, runs in a
+second confined process and calls the function through pipes; only plain values come back (``exchange``). The verdict is
+the exit code of the check's process. Nothing in the program's process leads to it: not code that runs after a failed
+assert, not a result that equals everything, not the memory of the interpreter. What remains possible is to answer the
+calls rightly.
 
 This module knows nothing of tasks, models, or whether the user has allowed code to be run: its caller asks for that.
 """
@@ -32,12 +28,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hmac
 import json
 import math
 import os
 import platform
-import secrets
 import select
 import selectors
 import shutil
@@ -47,15 +41,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import IO, Any, Literal, NoReturn
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.tasks import exchange
 
-Ending = Literal["passed", "failed", "timeout", "memory", "killed"]
+Ending = Literal["passed", "ended", "failed", "timeout", "memory", "killed"]
 
 SCRATCH = "/scratch"
 SCRATCH_BYTES = 16 << 20
@@ -63,8 +58,7 @@ FILE_BYTES = 8 << 20
 OPEN_FILES = 64
 LEAST_MEMORY_BYTES = 64 << 20  # below this the interpreter itself does not start
 NOBODY = 65534
-OUT_OF_MEMORY = 94  # exit code of the launcher
-TOKEN_BYTES, PAGE_BYTES = 32, 4096
+FAREWELL_S = 0.5  # for a program that does not answer to end, so that its own exit code is known
 ENVIRONMENT = {
     "HOME": SCRATCH,
     "TMPDIR": SCRATCH,
@@ -72,39 +66,6 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "PYTHONHASHSEED": "0",  # the order of a set must not change a verdict from run to run
 }
-
-# The program's own interpreter starts here, confined already. Limits come last, so that they bind the program alone.
-# Nothing below catches what the program raises: a handler is a line, and a trace function may jump from any.
-LAUNCHER = f"""
-import contextlib, mmap, os, resource, sys, types
-limits, channel = sys.argv.pop(), int(sys.argv.pop())
-unused = os.dup(channel)
-os.close(unused)
-page = mmap.mmap(channel, {PAGE_BYTES})
-os.close(channel)
-os.close(unused)  # mmap keeps a duplicate, under the lowest free number: the mapping lives without it
-held = [page[:{TOKEN_BYTES}]]
-page[:] = bytes({PAGE_BYTES})
-def run(token):
-    del token  # the sort's own memory holds it now, and nothing else
-    exec(compile(sys.stdin.buffer.read(), "<program>", "exec"), vars(main))
-def ended(kind, error, trace):
-    if issubclass(kind, MemoryError):
-        os._exit({OUT_OF_MEMORY})
-    sys.__excepthook__(kind, error, trace)
-sys.excepthook = ended
-sys.modules["__main__"] = main = types.ModuleType("__main__")
-for limit in limits.split():
-    name, value = limit.split("=")
-    over = 1 if name == "RLIMIT_CPU" else 0  # at the first limit a signal that says why, at the second the end
-    resource.setrlimit(getattr(resource, name), (int(value), int(value) + over))
-held.sort(key=run)  # a list that is being sorted looks empty to everybody else
-page[:{TOKEN_BYTES}] = held[0]
-for stream in (sys.stdout, sys.__stdout__):
-    with contextlib.suppress(BaseException):  # closed, or replaced by anything: the program has passed
-        stream.flush()
-os._exit(0)
-"""
 
 # Succeeds only where everything that matters is refused.
 PROBE = """
@@ -134,11 +95,13 @@ class SandboxUnavailable(EmadError):
 class Result:
     """How a program ended.
 
-    ``outcome``    ``passed``: ran to its last line. ``failed``: an exception, or it left early. ``timeout``: wall-clock
-                   or CPU time was up. ``memory``: ended by MemoryError. ``killed``: by a signal (a crash, as a rule).
-                   Of those that did not pass it is the program's own exit code that tells them apart, so a hostile one
-                   chooses among them.
-    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced.
+    ``outcome``    ``passed``: its check ran to the last line (``check_program`` alone says so). ``ended``: with exit
+                   code 0, which says nothing of what it did. ``failed``: an exception, or an answer that the check
+                   refuses. ``timeout``: wall-clock or CPU time was up. ``memory``: ended by MemoryError. ``killed``: by
+                   a signal (a crash, as a rule). The program's own exit code tells the last four apart, so a hostile
+                   program chooses among them.
+    ``stdout``, ``stderr``  at most ``output_bytes`` each, undecodable bytes replaced; of a check that did not pass its
+                   standard error, too.
     ``exit_code``  0 if passed, 128 + signal if killed, None if the wall clock ended it.
     ``truncated``  whether output was left out.
     """
@@ -162,6 +125,35 @@ def run_program(
         SandboxUnavailable: no backend of this machine confines (``availability()`` says why), or it broke.
         BadArgument: no time, less memory than an interpreter needs, a negative amount of output.
     """
+    return run_in(chosen(seconds, memory_bytes, output_bytes), source, seconds, memory_bytes, output_bytes)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a program is to do: ``check`` holds of its function ``name``. ``definitions``: what the check may use."""
+
+    name: str
+    definitions: str
+    check: str
+
+
+def check_program(
+    task: Task, program: str, *, seconds: float = 5.0, memory_bytes: int = 512 << 20, output_bytes: int = 64 << 10
+) -> Result:
+    """Run the check of ``task`` in one process, in which the function's name calls that of ``program`` in another.
+
+    ``program`` is trusted with nothing; the check is confined as the program is, and decides. Arguments and results are
+    plain values (``exchange.encoded``) and go by value: what the program does to its arguments, the check does not see.
+    Limits are those of ``run_program``, for each of the two processes.
+
+    Raises:
+        SandboxUnavailable, BadArgument: as ``run_program``.
+    """
+    return check_in(chosen(seconds, memory_bytes, output_bytes), task, program, seconds, memory_bytes, output_bytes)
+
+
+def chosen(seconds: float, memory_bytes: int, output_bytes: int) -> Backend:
+    """The first backend that confines. Raises SandboxUnavailable, and BadArgument for limits that limit nothing."""
     if not (0 < seconds < math.inf):
         raise BadArgument("seconds", seconds, "a positive, finite time")
     if memory_bytes < LEAST_MEMORY_BYTES:
@@ -171,8 +163,7 @@ def run_program(
     reason = availability()
     if reason:
         raise SandboxUnavailable(reason)
-    backend = next(backend for backend in BACKENDS if not refusal(backend))
-    return run_in(backend, source, seconds, memory_bytes, output_bytes)
+    return next(backend for backend in BACKENDS if not refusal(backend))
 
 
 def availability() -> str:
@@ -207,7 +198,6 @@ class Plan:
     command: tuple[str, ...]
     staging: str  # an empty folder to mount the new root on; nothing is ever written into it
     report: int  # where the backend says how the program ended, as lines of JSON
-    page: int  # the shared page of the token, for the program's interpreter
     filter: int  # the compiled system-call filter
     caller: int  # the process whose end is also the program's
 
@@ -250,25 +240,155 @@ def limits(seconds: float, memory_bytes: int) -> dict[str, int]:
 
 
 def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, output_bytes: int) -> Result:
-    given = " ".join(f"{name}={value}" for name, value in within_ours(limits(seconds, memory_bytes)).items())
-    token = secrets.token_bytes(TOKEN_BYTES)
+    """``run_program`` in one backend."""
+    bounds = Bounds(time.monotonic() + seconds, limits(seconds, memory_bytes), output_bytes)
+    with confined(backend, bounds, ["program"], as_bytes(source)) as program:
+        code = program.exit_code() if collect([program], bounds.deadline) else None
+    return Result("ended" if code == 0 else outcome_of(code), program.stdout, program.stderr, code, program.truncated)
+
+
+def check_in(
+    backend: Backend, task: Task, program: str, seconds: float, memory_bytes: int, output_bytes: int
+) -> Result:
+    """``check_program`` in one backend."""
+    bounds = Bounds(time.monotonic() + seconds, limits(seconds, memory_bytes), output_bytes)
+    trusted = json.dumps([task.definitions, task.check]).encode()
+    with contextlib.ExitStack() as stack:
+        (calls, into_calls), (answers, into_answers) = stack.enter_context(pipe()), stack.enter_context(pipe())
+        words, channels = ["answers", task.name], [calls, into_answers]
+        judged = stack.enter_context(confined(backend, bounds, words, as_bytes(program), channels))
+        words, others = ["check", task.name], [into_calls, answers]
+        judge = stack.enter_context(confined(backend, bounds, words, trusted, others))
+        for end_of_pipe in (*channels, *others):
+            end_of_pipe.close()  # now the two processes alone hold them: when one ends, the other one notices
+        in_time = collect([judged, judge], bounds.deadline)
+        own = judged.exit_code() if in_time and judged.has_ended else None
+        code = judge.exit_code() if in_time else None
+    if code == exchange.UNFIT:
+        raise BadArgument(
+            "check", judge.stderr.strip(), "calls with plain values", "docs of exchange.encoded list them"
+        )
+    truncated = judged.truncated or judge.truncated
+    if code == exchange.PASSED:
+        return Result("passed", judged.stdout, judged.stderr, 0, truncated)
+    code = code if own is None else own
+    return Result(outcome_of(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated)
+
+
+@contextlib.contextmanager
+def pipe() -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """Both ends, for reading and for writing."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", 0) as source, os.fdopen(writing, "wb", 0) as target:
+        yield source, target
+
+
+def as_bytes(source: str) -> bytes:
+    return source.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """``deadline``: of ``time.monotonic``. ``limits``: of setrlimit, by name. ``output_bytes``: kept of each stream."""
+
+    deadline: float
+    limits: dict[str, int]
+    output_bytes: int
+
+
+@dataclass
+class Confined:
+    """A process that a backend confines. ``room``: how many more bytes of each stream are kept, by descriptor."""
+
+    backend: Backend
+    process: subprocess.Popen[bytes]
+    report: int
+    room: dict[int, int]
+    truncated: bool = False
+
+    def __post_init__(self) -> None:
+        self._kept = dict.fromkeys(self.room, b"")
+
+    def read(self, descriptor: int) -> bool:
+        """Take what a stream holds; whether it goes on."""
+        chunk = os.read(descriptor, 1 << 16)
+        kept = chunk[: self.room[descriptor]]
+        self._kept[descriptor] += kept
+        self.room[descriptor] -= len(kept)
+        self.truncated |= len(chunk) > len(kept)
+        return bool(chunk)
+
+    @property
+    def stdout(self) -> str:
+        return self._text(0)
+
+    @property
+    def stderr(self) -> str:
+        return self._text(1)
+
+    def _text(self, index: int) -> str:
+        return list(self._kept.values())[index].decode("utf-8", "replace")
+
+    @property
+    def _told(self) -> dict[str, Any]:
+        return {key: value for line in self._text(2).splitlines() for key, value in json.loads(line).items()}
+
+    @property
+    def has_ended(self) -> bool:
+        """By itself, or it never began: the backend has said which."""
+        return bool(self._told)
+
+    @property
+    def is_unanswered(self) -> bool:
+        return self._told.get("exit-code") == exchange.GONE
+
+    def exit_code(self) -> int:
+        """Of the program, as shells count; of a backend that was killed with it, the signal.
+
+        Raises:
+            SandboxUnavailable: it never came to the program.
+        """
+        if "exit-code" in self._told and "failed" not in self._told:
+            return int(self._told["exit-code"])
+        if "failed" in self._told or self.process.returncode >= 0:
+            ended = f"it ended with code {self.process.returncode} and said nothing"
+            reason = self._told.get("failed") or self.stderr.strip() or ended
+            raise SandboxUnavailable(f"the sandbox {self.backend.name!r} could not be set up: {reason}")
+        return 128 - self.process.returncode
+
+    def end(self) -> None:
+        """Kill the group; with the first process of its pid namespace every other one in there dies."""
+        if self.process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended between the two calls
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextlib.contextmanager
+def confined(
+    backend: Backend, bounds: Bounds, words: Sequence[str], content: bytes, channels: Sequence[IO[bytes]] = ()
+) -> Iterator[Confined]:
+    """A process in one of the roles of ``exchange`` (``words``: role and name), from its start to its end.
+
+    ``content``: what it reads from standard input. ``channels``: files that it gets open.
+    """
+    role, *rest = words
+    given = " ".join(f"{name}={value}" for name, value in within_ours(bounds.limits).items())
+    numbers = [channel.fileno() for channel in channels]
     with contextlib.ExitStack() as stack:
         staging = stack.enter_context(tempfile.TemporaryDirectory(prefix="emad-sandbox-"))
-        program = stack.enter_context(sealed("program", source.encode("utf-8", "surrogatepass")))
+        program = stack.enter_context(sealed("program", content))
         calls = stack.enter_context(sealed("filter", system_call_filter(platform.machine())))
-        page = stack.enter_context(sealed("page", token.ljust(PAGE_BYTES, b"\0"), writable=True))
-        command = (interpreter(), "-sPS", "-X", "utf8", "-c", LAUNCHER, str(page.fileno()), given)
-        reading, writing = os.pipe()
-        report = stack.enter_context(os.fdopen(reading, "rb"))
-        reporting = stack.enter_context(os.fdopen(writing, "wb"))
-        plan = Plan(view(), command, staging, writing, page.fileno(), calls.fileno(), os.getpid())
+        command = (interpreter(), "-sPS", "-X", "utf8", "-c", launcher(), role, given, *rest, *map(str, numbers))
+        report, reporting = stack.enter_context(pipe())
+        plan = Plan(view(), command, staging, reporting.fileno(), calls.fileno(), os.getpid())
         process = subprocess.Popen(
             backend.command(plan),
             stdin=program,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=ENVIRONMENT,
-            pass_fds=(plan.report, plan.page, plan.filter),
+            pass_fds=(plan.report, plan.filter, *numbers),
             start_new_session=True,
         )
         assert process.stdout is not None
@@ -276,27 +396,52 @@ def run_in(backend: Backend, source: str, seconds: float, memory_bytes: int, out
         stack.enter_context(process.stdout)
         stack.enter_context(process.stderr)
         reporting.close()  # the copy in the backend is the only one now: its end ends the stream
-        streams = {process.stdout.fileno(): output_bytes, process.stderr.fileno(): output_bytes, report.fileno(): 4096}
-        try:
-            kept, truncated, in_time = collect(streams, process, time.monotonic() + seconds)
-        finally:
-            end(process)
-        proved = hmac.compare_digest(os.pread(page.fileno(), TOKEN_BYTES, 0), token)
-    stdout, stderr, told = (content.decode("utf-8", "replace") for content in kept.values())
-    how = {key: value for line in told.splitlines() for key, value in json.loads(line).items()}
-    if "failed" in how or (in_time and "exit-code" not in how and process.returncode >= 0):
-        reason = how.get("failed") or stderr.strip() or f"it ended with code {process.returncode} and said nothing"
-        raise SandboxUnavailable(f"the sandbox {backend.name!r} could not be set up: {reason}")
-    code = how.get("exit-code", 128 - process.returncode) if in_time else None
-    outcome = "passed" if proved and in_time else outcome_of(code)
-    if code == 0 and not proved:
-        stderr += "the program left with exit code 0 before its last line\n"
-    return Result(outcome, stdout, stderr, code, truncated)
+        kept = {process.stdout.fileno(): bounds.output_bytes, process.stderr.fileno(): bounds.output_bytes}
+        running = Confined(backend, process, report.fileno(), kept | {report.fileno(): 4096})
+        stack.callback(running.end)
+        yield running
+
+
+@cache
+def launcher() -> str:
+    """The source of ``exchange``, and the call that begins it."""
+    return f"{Path(exchange.__file__).read_text(encoding='utf-8')}\nbegin(*sys.argv[1:])\n"
+
+
+def collect(running: Sequence[Confined], deadline: float) -> bool:
+    """Read every stream to its end; end all processes at the deadline, or once the last of them has ended.
+
+    Whether that was in time. One that gave the last no answer has a moment to end by itself: it may be about to.
+    """
+    *others, last = running
+    ends, in_time = deadline, False
+    with selectors.DefaultSelector() as selector:
+        for process in running:
+            for stream in process.room:
+                selector.register(stream, selectors.EVENT_READ, process)
+        while selector.get_map():
+            left = ends - time.monotonic()
+            if left <= 0:
+                ends = math.inf
+                for process in running:
+                    process.end()  # closes the streams: what is still in them is read below
+            for key, _ in selector.select(None if ends == math.inf else left):
+                if key.data.read(key.fd):
+                    continue
+                selector.unregister(key.fd)
+                if key.fd == last.report and ends == deadline:
+                    in_time = True
+                    ends = min(deadline, time.monotonic() + FAREWELL_S)
+                if in_time and not (last.is_unanswered and any(not other.has_ended for other in others)):
+                    ends = min(ends, time.monotonic())
+    for process in running:
+        process.end()
+    return in_time
 
 
 def outcome_of(code: int | None) -> Ending:
-    """Of a program that has not proved that it passed. ``code`` as shells count: 128 + signal; None: the wall clock."""
-    told: dict[int | None, Ending] = {None: "timeout", OUT_OF_MEMORY: "memory"}
+    """Of a program that did not pass. ``code`` as shells count: 128 + signal; None: the wall clock."""
+    told: dict[int | None, Ending] = {None: "timeout", exchange.OUT_OF_MEMORY: "memory"}
     told |= {128 + signal_: "killed" for signal_ in signal.valid_signals()}
     told |= {128 + signal.SIGXCPU: "timeout"}
     return told.get(code, "failed")
@@ -314,48 +459,15 @@ def within_ours(wanted: dict[str, int]) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def sealed(name: str, content: bytes, *, writable: bool = False) -> Iterator[Any]:
-    """A file in memory that holds ``content``, at its start, and can never change its size, nor be written again."""
+def sealed(name: str, content: bytes) -> Iterator[Any]:
+    """A file in memory that holds ``content``, at its start, and can never change again."""
     import fcntl
 
     with os.fdopen(os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "r+b", buffering=0) as file:
         file.write(content)
         file.seek(0)
-        size = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, size if writable else size | fcntl.F_SEAL_WRITE)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_WRITE)
         yield file
-
-
-def collect(
-    streams: dict[int, int], process: subprocess.Popen[bytes], deadline: float
-) -> tuple[dict[int, bytes], bool, bool]:
-    """Read every stream to its end, keeping so many bytes of each: contents, whether any was cut, whether in time."""
-    kept = dict.fromkeys(streams, b"")
-    truncated, in_time = False, True
-    with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            left = deadline - time.monotonic()
-            if in_time and left <= 0:
-                in_time = False
-                end(process)  # closes the streams: what is still in them is read below
-            for key, _ in selector.select(left if in_time else None):
-                chunk = os.read(key.fd, 1 << 16)
-                if not chunk:
-                    selector.unregister(key.fd)
-                room = streams[key.fd] - len(kept[key.fd])
-                kept[key.fd] += chunk[:room]
-                truncated |= len(chunk) > room
-    return kept, truncated, in_time
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group; with the first process of its pid namespace every other one in there dies."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):  # it ended between the two calls
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 # --- backends -----------------------------------------------------------------------------------------------------
@@ -411,7 +523,7 @@ def refusal(backend: Backend) -> str:
             result = run_in(backend, probe, seconds=20.0, memory_bytes=512 << 20, output_bytes=4096)
         except (SandboxUnavailable, OSError) as error:
             return str(error)
-    if result.outcome == "passed":
+    if result.outcome == "ended":
         return ""
     lines = result.stderr.strip().splitlines()
     return f"the trial run ended as {result.outcome!r}: {lines[-1] if lines else 'no message'}"

@@ -1,16 +1,17 @@
-"""HumanEval is read, cut and scored the published way; a program counts only if it ran to its last assert."""
+"""HumanEval is read, cut and scored the published way; a program counts only if its check ran to the last assert."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import pytest
 
 from emad_ref.errors import BadArgument
 from emad_ref.tasks import humaneval
-from emad_ref.tasks.humaneval import Problem, judged, pass_at_1, problems_in, program_of, truncated
-from emad_ref.tasks.sandbox import Result, availability
+from emad_ref.tasks.humaneval import Problem, judged, pass_at_1, problems_in, program_of, task_of, truncated
+from emad_ref.tasks.sandbox import Result, Task, availability
 
 ADD = Problem(
     task_id="HumanEval/0",
@@ -103,10 +104,15 @@ def test_the_earliest_of_several_stops_cuts():
     assert truncated("    return 1\nprint(2)\n# three\ndef four(): ...") == "    return 1"
 
 
-def test_the_program_is_prompt_completion_test_and_the_call_of_check():
-    assert program_of(TWICE, TWICE.canonical_solution + "\nprint(twice([1]))") == (
-        TWICE.prompt + TWICE.canonical_solution + "\n" + TWICE.test + "\ncheck(twice)\n"
-    )
+def test_program_and_check_are_texts_of_their_own():
+    completion = TWICE.canonical_solution + "\nprint(twice([1]))"
+    assert program_of(TWICE, completion) == TWICE.prompt + TWICE.canonical_solution + "\n"
+    assert task_of(TWICE) == Task("twice", TWICE.prompt, TWICE.test + "\ncheck(twice)\n")
+
+
+def test_a_prompt_that_ends_at_a_colon_is_completed_by_its_own_solution():
+    bare = replace(TWICE, prompt="def helper(a): return a\n\ndef twice(items):\n")
+    assert task_of(bare).definitions == bare.prompt + bare.canonical_solution
 
 
 def test_right_wrong_and_evasive_completions_are_told_apart():
@@ -141,7 +147,7 @@ def test_each_completion_meets_its_own_problem():
 
 
 def test_a_number_of_completions_that_does_not_fit_is_refused_before_anything_runs(monkeypatch):
-    monkeypatch.setattr(humaneval, "run_program", lambda *_, **__: pytest.fail("ran"))
+    monkeypatch.setattr(humaneval, "check_program", lambda *_, **__: pytest.fail("ran"))
     with pytest.raises(BadArgument, match="completions=1, but expected one for each of 2 problems"):
         judged([ADD, TWICE], [""])
 
@@ -151,3 +157,126 @@ def test_pass_at_1_is_the_share_that_passed_and_of_nothing_it_is_refused():
     assert pass_at_1(results) == pytest.approx(1 / 3)  # exact but for the rounding of 2/6
     with pytest.raises(BadArgument, match="at least one"):
         pass_at_1([])
+
+
+# --- programs that forge a pass -----------------------------------------------------------------------------------
+
+FORGE = """
+import ctypes, gc, os, stat, sys
+def is_pipe(fd):
+    try: return stat.S_ISFIFO(os.fstat(fd).st_mode)
+    except OSError: return False
+def say(text):
+    for fd in filter(is_pipe, range(3, 64)): os.write(fd, text)
+def forge(*_):
+    frame = sys._getframe()
+    while frame:
+        names = frame.f_globals
+        if "page" in names and names.get("held"): names["page"][:32] = names["held"][0]
+        names.update({name: lambda *_: None for name in ("check", "candidate", "_leave", "_check") if name in names})
+        frame = frame.f_back
+    say(b'{"exit-code": 93}\\n')
+    say(b'["value", 3]\\n')
+    os._exit(ENDED)
+"""
+WITH_HOOK = """
+def hook(kind, error, trace):
+    names = trace.tb_frame.f_globals
+    names["page"][:32] = names["held"][0]
+    os._exit(0)
+"""
+ANSWERS = {  # results that claim to equal everything
+    "object": "type('A', (), {'__eq__': lambda *_: True, '__hash__': None})()",
+    "int": "type('A', (int,), {'__eq__': lambda *_: True, '__ne__': lambda *_: False})()",
+    "str": "type('A', (str,), {'__eq__': lambda *_: True, '__hash__': str.__hash__})()",
+    "list": "type('A', (list,), {'__eq__': lambda *_: True})()",
+    "bool": "type('A', (), {'__eq__': lambda a, b: type('B', (), {'__bool__': lambda _: True})()})()",
+    "reflected": "type('A', (int,), {'__eq__': lambda *_: True, '__rsub__': lambda *_: 3})(7)",
+    "generator": "(i for i in iter(int, 1))",
+    "nan": "float('nan')",
+    "function": "add",
+    "instance of everything": "type('A', (), {'__class__': property(lambda _: int), '__eq__': lambda *_: True})()",
+    "huge": "'x' * (20 << 20)",
+    "deep": "__import__('functools').reduce(lambda a, _: [a], range(100_000), 3)",
+}
+LEAVING = {  # of the call itself
+    "os._exit 0": "__import__('os')._exit(0)",
+    "os._exit 93": "__import__('os')._exit(93)",
+    "sys.exit": "__import__('sys').exit(93)",
+    "SystemExit with a truth": "(_ for _ in ()).throw(SystemExit(None))",
+    "KeyboardInterrupt": "(_ for _ in ()).throw(KeyboardInterrupt)",
+    "GeneratorExit": "(_ for _ in ()).throw(GeneratorExit)",
+    "C exit": "__import__('ctypes').CDLL(None).exit(93)",
+    "abort": "__import__('os').abort()",
+    "exec": "__import__('os').execv(__import__('sys').executable, ['python', '-c', 'raise SystemExit(93)'])",
+    "fork": "__import__('os').fork()",
+    "kill": "__import__('os').kill(-1, 9)",
+}
+AFTERWARDS = {  # code that runs once the check has failed, or around it
+    "excepthook": WITH_HOOK + "sys.excepthook = hook",
+    "excepthook of the interpreter": "sys.__excepthook__ = sys.excepthook = forge",
+    "unraisable hook": "sys.unraisablehook = forge\nclass A:\n    def __del__(self): 1 / 0\nkept = A()",
+    "atexit": "import atexit; atexit.register(forge)",
+    "exit functions": "import atexit; atexit.register(os._exit, 93); atexit._run_exitfuncs = forge",
+    "finalize": "import weakref; kept = type('A', (), {})(); weakref.finalize(kept, forge)",
+    "__del__": "class A: __del__ = forge\nkept = A()",
+    "garbage": "gc.callbacks.append(forge); gc.set_threshold(1)",
+    "stderr": "class A:\n    write = flush = forge\nsys.stderr = sys.__stderr__ = A()",
+    "stdout": "class A:\n    write = flush = forge\nsys.stdout = sys.__stdout__ = A()",
+    "threading": "import threading; threading._shutdown = forge",
+    "trace": "sys.settrace(lambda frame, event, _: forge() if event == 'exception' else None)",
+    "trace that skips": (
+        "def skip(frame, event, _):\n"
+        "    if frame.f_code.co_name == 'check' and event == 'line':\n"
+        "        try: frame.f_lineno = max(line for *_, line in frame.f_code.co_lines() if line)\n"
+        "        except ValueError: pass\n"
+        "    return skip\n"
+        "sys.settrace(skip)\nf = sys._getframe()\n"
+        "while f: f.f_trace = skip; f = f.f_back"
+    ),
+    "profile": "sys.setprofile(lambda frame, event, _: forge() if frame.f_code.co_name == 'check' else None)",
+    "audit": "sys.addaudithook(lambda event, _: forge() if event == 'sys.excepthook' else None)",
+    "signal": "import signal; signal.signal(signal.SIGALRM, forge); signal.setitimer(signal.ITIMER_REAL, 0.001)",
+    "AssertionError": "import builtins; builtins.AssertionError = type('A', (SystemExit,), {})",
+    "exit": "import builtins; builtins.exit = builtins.quit = sys.exit = forge",
+    "exec and compile": "import builtins; builtins.exec = builtins.compile = forge",
+    "imports": "import builtins; builtins.__import__ = lambda *_, **__: forge()",
+    "finders": "sys.modules.update(traceback=None); sys.meta_path[:] = [type('A', (), {'find_spec': forge})]",
+    "modules": "import types; sys.modules.update(__main__=types.SimpleNamespace(check=print, add=forge))",
+    "json": "import json; json.dumps = lambda *_, **__: '[\"value\", 3]'; json.loads = lambda *_: [[], {}]",
+    "writers": "import io; [o.write(b'[1]\\n') for o in gc.get_objects() if isinstance(o, io.BufferedWriter)]",
+    "answers in advance": "say(b'[\"value\", 3]\\n' * 9)",
+    "reports": "say(b'{\"exit-code\": 93}\\n' * 9)",
+    "descriptors": "[os.dup2(os.open('/dev/null', os.O_RDWR), fd) for fd in range(64)]",
+    "os._exit": "leave = os._exit; os._exit = lambda _: leave(93); 1 / 0",
+    "frames": "forge()",
+    "equality of int": "ctypes.memset(id(3) + 24, 255, 4)",  # the one 3 of this interpreter is another number now
+    "fd search": "import mmap; [o.write(b'x') for o in gc.get_objects() if isinstance(o, mmap.mmap)]",
+}
+
+
+def hostile(expression, afterwards="", code=93):
+    """A wrong ``add``: its result is ``expression``; ``afterwards`` runs when the program is loaded."""
+    compile(afterwards, "afterwards", "exec")  # a mistake in it would be no attack
+    loaded = f"exec({FORGE.replace('ENDED', str(code)) + afterwards!r})\n" if afterwards else ""
+    return f"    return {expression}\n\n{loaded}"
+
+
+HOSTILE = {f"result: {name}": hostile(result) for name, result in ANSWERS.items()}
+HOSTILE |= {f"leaving: {name}": hostile(result) for name, result in LEAVING.items()}
+HOSTILE |= {f"afterwards: {name}": hostile("a - b", code) for name, code in AFTERWARDS.items()}
+HOSTILE |= {
+    "__str__": hostile("(_ for _ in ()).throw(type('E', (Exception,), {'__str__': forge})())", "pass", 0),
+    "__repr__": hostile("(_ for _ in ()).throw(type('E', (Exception,), {'__repr__': forge})(1))", "pass", 0),
+    "excepthook that leaves with 0": hostile("a - b", AFTERWARDS["excepthook of the interpreter"], 0),
+    "its caller's names": hostile("__import__('sys')._getframe(1).f_globals.update(check=print, add=print)"),
+    "its caller's code": hostile("__import__('sys')._getframe(1).f_locals.update(candidate=print)"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_no_program_forges_a_pass(name):
+    if reason := availability():
+        pytest.skip(reason)
+    (result,) = judged([ADD], [HOSTILE[name]], seconds=3.0)
+    assert result.outcome != "passed", result
