@@ -125,14 +125,27 @@ def parsed_json(text: str | bytes, *, constants: bool = False) -> Any:
     """``text`` as JSON; ``constants``: NaN and infinity, which JSON has not, are let through.
 
     Raises:
-        ValueError: no JSON, nested too deep, or a number beyond 64 bits.
+        ValueError: no JSON, nested too deep, a number beyond 64 bits, or an object with one key twice.
     """
+    pairs = without_repetition
     try:
         if constants:
-            return json.loads(text, parse_int=_whole)
-        return json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant)
+            return json.loads(text, parse_int=_whole, object_pairs_hook=pairs)
+        return json.loads(
+            text, parse_int=_whole, parse_float=_finite, parse_constant=_refuse_constant, object_pairs_hook=pairs
+        )
     except RecursionError:
         raise ValueError("it is nested too deep") from None
+
+
+def without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, for ``object_pairs_hook``. Raises ValueError for a key that stands there twice."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:80]!r} stands twice in one object")
+        found[key] = value
+    return found
 
 
 def read_toml(path: Path | str, argument: str, remedy: str = "mend the file") -> dict[str, Any]:

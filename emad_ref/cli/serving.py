@@ -9,26 +9,31 @@ Over a pipe, standard output belongs to replies: whatever else is printed goes t
 from __future__ import annotations
 
 import argparse
+import errno
 import ipaddress
 import os
 import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence import values
 from emad_ref.evidence.study import Study
+from emad_ref.evidence.values import MOST
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.wire.address import host_and_port
+from emad_ref.wire.connection import FAILURE
+from emad_ref.wire.frames import Frame, encoded
 from emad_ref.wire.messages import Model
-from emad_ref.wire.serving import Serving
+from emad_ref.wire.serving import Limits, Serving
 from emad_ref.wire.streams import Stream
 
 if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
@@ -36,6 +41,12 @@ if TYPE_CHECKING:  # it brings torch, which bad arguments need not wait for
 
 NAME = "emad serve"
 LAST_CALL_S = 5.0  # for the call that a judge is in when the server ends
+FRAME_S = 120.0  # for one frame of a judge behind a socket, in either direction
+PAUSE_S, WORD_S = 0.5, 0.2  # after a connection that could not be taken; for the first call of one that is turned away
+PASSING = frozenset(  # of accept: what ends by itself, and is no end of the service
+    {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED, errno.EPROTO, errno.EPERM,
+     errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
+)  # fmt: skip
 
 
 class Stopped(BaseException):
@@ -44,6 +55,7 @@ class Stopped(BaseException):
 
 def serve(args: argparse.Namespace) -> None:
     """Serve the reference decoder to judges in other processes."""
+    _check_limits(args)
     if args.tcp is None:
         with _replies_alone() as replies, _stops_on_signals():
             _over_pipe(args, replies)
@@ -57,6 +69,14 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("models", nargs="+", metavar="MODEL", help="bundled name, folder or hub name")
     sub.add_argument("--tcp", metavar="HOST:PORT", help="a socket in place of the pipe; port 0: any, which is printed")
     sub.add_argument("--anywhere", action="store_true", help="let --tcp listen beyond the loopback interface")
+    sub.add_argument("--connections", type=int, default=16, metavar="N", help="judges of --tcp at once; 16 by default")
+    sub.add_argument("--idle", type=float, default=3600.0, metavar="SECONDS",
+                     help="after which a silent judge of --tcp is let go; 3600 by default")  # fmt: skip
+    sub.add_argument("--sessions", type=int, default=Limits.sessions, metavar="N",
+                     help=f"open sessions of one judge, and decoders; {Limits.sessions} by default")  # fmt: skip
+    sub.add_argument("--tokens", type=int, default=Limits.tokens, metavar="N",
+                     help=f"positions that one judge's sessions hold, over all rows; {Limits.tokens} by default"
+                     )  # fmt: skip
     sub.add_argument("--device", default="cpu", metavar="DEVICE", help="as torch names it, or auto; cpu by default")
     sub.add_argument("--dtype", choices=values.DTYPES, default="float32", help="of the weights; float32 by default")
     sub.add_argument("--threads", type=int, metavar="N", help="of torch; default: one for small models")
@@ -73,6 +93,16 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
         "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
         "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
     )
+
+
+def _check_limits(args: argparse.Namespace) -> None:
+    """Raises BadArgument for limits that limit nothing, or let nobody in."""
+    for option in ("connections", "sessions", "tokens"):
+        value = getattr(args, option)
+        if not 1 <= value <= MOST:
+            raise BadArgument(f"--{option}", value, f"a whole number ≥ 1, and at most {MOST}")
+    if not 0 < args.idle <= MOST:
+        raise BadArgument("--idle", args.idle, f"a number of seconds above 0, at most {MOST}")
 
 
 # ---------------------------------------------------------------- models
@@ -170,7 +200,8 @@ def _over_pipe(args: argparse.Namespace, replies: int) -> None:
     try:
         with _loaded(args) as make:
             _say(f"serving {', '.join(args.models)} over standard input and output")
-            Serving(make, NAME).serve(Stream(0, replies))
+            limits = Limits(sessions=args.sessions, tokens=args.tokens)
+            Serving(make, NAME, limits=limits).serve(Stream(0, replies))
     except Stopped:
         return
     except OSError as error:
@@ -198,21 +229,36 @@ def _listener(text: str, anywhere: bool) -> socket.socket:
 
 
 def _over_sockets(args: argparse.Namespace, listener: socket.socket) -> None:
-    """One thread for each judge; their calls take turns, for the models are shared."""
+    limits = Limits(args.idle, FRAME_S, args.sessions, args.tokens)
+    with _loaded(args) as make:
+        host, port = listener.getsockname()[:2]
+        _say(f"listening on tcp:{f'[{host}]' if ':' in host else host}:{port}")
+        try:
+            _serve_judges(listener, make, args.connections, limits)
+        except Stopped:
+            return
+
+
+def _serve_judges(
+    listener: socket.socket, make: Callable[[Request], Decoder], connections: int, limits: Limits
+) -> NoReturn:
+    """One thread for each of at most so many judges; their calls take turns, for the models are shared."""
     judges: dict[threading.Thread, socket.socket] = {}
+    turn = threading.Lock()
     try:
-        with _loaded(args) as make:
-            host, port = listener.getsockname()[:2]
-            _say(f"listening on tcp:{f'[{host}]' if ':' in host else host}:{port}")
-            turn = threading.Lock()
-            while True:
-                judge, _ = listener.accept()
-                judges = {thread: known for thread, known in judges.items() if thread.is_alive()}
-                thread = threading.Thread(target=_answer, args=(judge, make, turn), daemon=True)
-                judges[thread] = judge
+        while True:
+            judge = _accepted(listener)
+            judges = {thread: known for thread, known in judges.items() if thread.is_alive()}
+            if len(judges) >= connections:
+                _turn_away(judge, f"{connections} judges are served already; --connections of {NAME} allows more")
+                continue
+            thread = threading.Thread(target=_answer, args=(judge, make, turn, limits), daemon=True)
+            try:
                 thread.start()
-    except Stopped:
-        return
+            except RuntimeError as error:  # the system gives no more threads
+                _turn_away(judge, str(error))
+            else:
+                judges[thread] = judge
     finally:
         for thread, judge in judges.items():
             if thread.is_alive():
@@ -220,11 +266,38 @@ def _over_sockets(args: argparse.Namespace, listener: socket.socket) -> None:
                 thread.join(LAST_CALL_S)
 
 
-def _answer(judge: socket.socket, make: Callable[[Request], Decoder], turn: threading.Lock) -> None:
+def _accepted(listener: socket.socket) -> socket.socket:
+    """The next connection. What ends by itself, such as too many open files, is said once and waited for."""
+    said = False
+    while True:
+        try:
+            return listener.accept()[0]
+        except OSError as error:
+            if error.errno not in PASSING:
+                raise
+            if not said:
+                _say(f"a connection could not be taken: {error}")
+            said = True
+            time.sleep(PAUSE_S)
+
+
+def _turn_away(judge: socket.socket, reason: str) -> None:
+    """Answer its first call with ``reason``, and close."""
+    _say(f"a judge was turned away: {reason}")
+    with judge, suppress(OSError):
+        judge.settimeout(WORD_S)
+        judge.sendall(b"".join(map(bytes, encoded(Frame({"error": FAILURE, "message": reason})))))
+        judge.shutdown(socket.SHUT_WR)
+        judge.recv(4096)  # what is left unread would take the answer with it
+
+
+def _answer(judge: socket.socket, make: Callable[[Request], Decoder], turn: threading.Lock, limits: Limits) -> None:
     try:
         with judge:
             judge.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            Serving(make, NAME, turn).serve(Stream(judge.fileno(), judge.fileno()))
+            judge.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            judge.setblocking(False)  # so that writing ends in time
+            Serving(make, NAME, turn, limits).serve(Stream(judge.fileno(), judge.fileno()))
     except (EmadError, OSError) as error:  # the end of this judge's connection: others are served on
         _say(f"a judge left: {error}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,12 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.errors import BadArgument, EmadError
+from emad_ref.files import without_repetition
 
 MAGIC = b"EMW1"
 SIZES = struct.Struct("<IQ")
 HEADER_BYTES = 16 << 20
 PAYLOAD_BYTES = 4 << 30
-DIMENSIONS = 8
+DIMENSIONS, ARRAYS = 8, 256
 DTYPES: dict[str, np.dtype[Any]] = {name: np.dtype(name).newbyteorder("<") for name in ("int64", "float32", "float64")}
 
 Array = NDArray[Any]
@@ -75,8 +77,10 @@ def encoded(frame: Frame) -> list[bytes | memoryview]:
     return [small, *(array.reshape(-1).data for array in plain if array.size)]
 
 
-def read_frame(read: Read) -> Frame:
+def read_frame(read: Read, payload_limit: int = PAYLOAD_BYTES) -> Frame:
     """The next frame of a stream; arrays own their memory and may be written to.
+
+    ``payload_limit``: bytes, at most PAYLOAD_BYTES.
 
     Raises:
         NoFrame: another magic.
@@ -89,8 +93,8 @@ def read_frame(read: Read) -> Frame:
     header_bytes, payload_bytes = SIZES.unpack(read(SIZES.size).tobytes())
     if header_bytes > HEADER_BYTES:
         raise BadFrame(f"a header of {header_bytes} bytes, but at most {HEADER_BYTES} are allowed")
-    if payload_bytes > PAYLOAD_BYTES:
-        raise BadFrame(f"a payload of {payload_bytes} bytes, but at most {PAYLOAD_BYTES} are allowed")
+    if payload_bytes > payload_limit:
+        raise BadFrame(f"a payload of {payload_bytes} bytes, but at most {payload_limit} are allowed")
     header = _parsed(read(header_bytes).tobytes())
     layout = _layout(header.pop("arrays", None))
     expected = sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
@@ -101,7 +105,9 @@ def read_frame(read: Read) -> Frame:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        header = json.loads(text.decode(), parse_constant=_no_constant)
+        header = json.loads(
+            text.decode(), parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=without_repetition
+        )
     except (ValueError, RecursionError) as error:
         raise BadFrame(f"a header that is not JSON ({error}): {text[:80]!r}") from error
     if not isinstance(header, dict):
@@ -113,14 +119,23 @@ def _no_constant(word: str) -> float:
     raise ValueError(f"{word} is no JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is beyond a double")
+    return value
+
+
 def _layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     if not isinstance(listed, list):
-        raise BadFrame(f"arrays={listed!r}, but expected a list, [] where there is no payload")
+        raise BadFrame(f"arrays={reprlib.repr(listed)}, but expected a list, [] where there is no payload")
+    if len(listed) > ARRAYS:
+        raise BadFrame(f"{len(listed)} arrays, but at most {ARRAYS} are allowed")
     layout: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
     for entry in listed:
         name, dtype, shape = _entry(entry)
         if name in layout:
-            raise BadFrame(f"two arrays with the name {name!r}")
+            raise BadFrame(f"two arrays with the name {reprlib.repr(name)}")
         layout[name] = dtype, shape
     return layout
 
@@ -128,12 +143,13 @@ def _layout(listed: Any) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
 def _entry(entry: Any) -> tuple[str, np.dtype[Any], tuple[int, ...]]:
     given = entry if isinstance(entry, Mapping) else {}
     name, dtype, shape = given.get("name"), given.get("dtype"), given.get("shape")
+    named, sized = f"array {reprlib.repr(name)}", f"shape={reprlib.repr(shape)}"
     if not isinstance(name, str):
-        raise BadFrame(f"an array without a name: {entry!r}")
+        raise BadFrame(f"an array without a name: {reprlib.repr(entry)}")
     if not isinstance(dtype, str) or dtype not in DTYPES:
-        raise BadFrame(f"array {name!r} has dtype={dtype!r}, but expected one of {', '.join(DTYPES)}")
+        raise BadFrame(f"{named} has dtype={reprlib.repr(dtype)}, but expected one of {', '.join(DTYPES)}")
     if not isinstance(shape, list) or len(shape) > DIMENSIONS or not all(_is_size(size) for size in shape):
-        raise BadFrame(f"array {name!r} has shape={shape!r}, but expected at most {DIMENSIONS} sizes ≥ 0")
+        raise BadFrame(f"{named} has {sized}, but expected at most {DIMENSIONS} sizes ≥ 0")
     return name, DTYPES[dtype], tuple(shape)
 
 

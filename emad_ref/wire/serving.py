@@ -8,10 +8,13 @@ traceback goes to standard error; the loop goes on.
 from __future__ import annotations
 
 import itertools
+import math
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from emad_ref.errors import BadArgument, EmadError
@@ -36,7 +39,37 @@ KINDS: tuple[tuple[type[EmadError], str], ...] = (
     (BadArgument, "BadArgument"),
 )
 
+REQUEST_BYTES = 64 << 20  # of one request's arrays: tokens and depths, never logits
+MESSAGE_CHARACTERS = 2000  # of one refusal, which quotes what it refuses
+
 T = TypeVar("T")
+
+
+class Idle(EmadError):
+    """A judge that is silent for longer than the server waits."""
+
+
+class Exhausted(EmadError):
+    """One judge wants more than a server gives to one: ``name=value, but expected <limit>; <remedy>``."""
+
+    def __init__(self, name: str, value: int, most: int, option: str):
+        remedy = f"close what is done with, or start the server with a larger {option}"
+        super().__init__(f"{name}={value}, but expected at most {most} of one judge; {remedy}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one judge may take of a server; ``inf`` is without end.
+
+    ``idle_s``: seconds between two calls. ``frame_s``: seconds that one frame takes, in either direction.
+    ``sessions``: open at once, and as many decoders. ``tokens``: positions that all open sessions hold, over all rows,
+    those of a ``generate`` in progress included: K/V is kept for each.
+    """
+
+    idle_s: float = math.inf
+    frame_s: float = math.inf
+    sessions: int = 64
+    tokens: int = 1 << 17
 
 
 class Serving:
@@ -45,8 +78,14 @@ class Serving:
     ``turn``: entered around each call, for those who share a model between several judges.
     """
 
-    def __init__(self, make: Callable[[Request], Decoder], name: str, turn: AbstractContextManager[Any] | None = None):
-        self._make, self._name, self._turn = make, name, turn or nullcontext()
+    def __init__(
+        self,
+        make: Callable[[Request], Decoder],
+        name: str,
+        turn: AbstractContextManager[Any] | None = None,
+        limits: Limits = Limits(),
+    ):
+        self._make, self._name, self._turn, self._limits = make, name, turn or nullcontext(), limits
         self._numbers = itertools.count(1)
         self._decoders: dict[int, Decoder] = {}
         self._sessions: dict[int, tuple[int, Session]] = {}  # of which decoder
@@ -70,19 +109,27 @@ class Serving:
         """Answer calls until ``bye``, or until the judge closes the stream between two of them.
 
         Raises:
+            Idle: no call for too long.
+            TimedOut: a request that is not sent to its end, or a reply that is not read, in time.
             Ended: the stream ended within a request.
             BadFrame: something else than a request: nothing can be read after it.
             OSError: the judge reads no longer.
         """
         try:
             while True:
+                _allow(stream, self._limits.idle_s)
+                if not stream.arrives():
+                    raise Idle(f"no call for {self._limits.idle_s:g} s")
+                _allow(stream, self._limits.frame_s)
                 try:
-                    asked = read_frame(stream.read)
+                    asked = read_frame(stream.read, REQUEST_BYTES)
                 except Ended as end:
                     if not end.received:
                         return
                     raise
-                stream.write(self._answered(asked))
+                reply = self._answered(asked)
+                _allow(stream, self._limits.frame_s)
+                stream.write(reply)
                 if asked.header.get("call") == "bye":
                     return
         finally:
@@ -103,11 +150,10 @@ class Serving:
                 return encoded(Frame({"reply": name}) + self._calls[name](asked))
         except EmadError as error:
             kind = next((kind for family, kind in KINDS if isinstance(error, family)), FAILURE)
-            said = str(error) if kind != FAILURE else f"{type(error).__name__}: {error}"
-            return encoded(Frame({"error": kind, "message": said}))
+            return _refused(kind, str(error) if kind != FAILURE else f"{type(error).__name__}: {error}")
         except Exception as error:  # a decoder's own: the judge hears what, standard error where
             traceback.print_exc(file=sys.stderr)
-            return encoded(Frame({"error": FAILURE, "message": f"{type(error).__name__}: {error}"}))
+            return _refused(FAILURE, f"{type(error).__name__}: {error}")
 
     # ------------------------------------------------------------ calls
 
@@ -117,6 +163,7 @@ class Serving:
         return Frame({"wire": WIRE, "name": self._name})
 
     def _opened(self, asked: Frame) -> Frame:
+        _require("decoders", len(self._decoders) + 1, self._limits.sessions, "--sessions")
         decoder = self._make(request_of(asked))
         number = next(self._numbers)
         self._decoders[number] = decoder
@@ -124,7 +171,10 @@ class Serving:
 
     def _start(self, asked: Frame) -> Frame:
         owner, decoder = self._decoder(asked)
-        session, step = decoder.start(prompts_of(asked))
+        prompts = prompts_of(asked)
+        _require("sessions", len(self._sessions) + 1, self._limits.sessions, "--sessions")
+        self._require_tokens(sum(len(prompt.tokens) for prompt in prompts))
+        session, step = decoder.start(prompts)
         number = next(self._numbers)
         self._sessions[number] = owner, session
         return Frame({"session": number}) + _state(session) + step_frame(step)
@@ -133,7 +183,9 @@ class Serving:
         session = self._session(asked)
         depth = ints(asked, "depth", None, None) if "depth" in asked.arrays else None
         last = field(asked.header, "last", absent_or(count))
-        step = session.feed(ints(asked, "tokens", None, None), depth, last)
+        tokens = ints(asked, "tokens", None, None)
+        self._require_tokens(tokens.size)
+        step = session.feed(tokens, depth, last)
         return _state(session) + step_frame(step)
 
     def _deepen(self, asked: Frame) -> Frame:
@@ -162,7 +214,9 @@ class Serving:
         if not all(is_whole(token) for token in stop):
             raise BadArgument("stop", stop, "a list of tokens")
         max_new = field(asked.header, "max_new", whole)
-        return record_frame(decoder.generate(prompts_of(asked), max_new, frozenset(stop)))
+        prompts = prompts_of(asked)
+        self._require_tokens(sum(len(prompt.tokens) + max(max_new, 0) for prompt in prompts))
+        return record_frame(decoder.generate(prompts, max_new, frozenset(stop)))
 
     def _synchronize(self, asked: Frame) -> Frame:
         self._decoder(asked)[1].synchronize()
@@ -173,6 +227,10 @@ class Serving:
         return Frame()
 
     # ------------------------------------------------------------ numbers
+
+    def _require_tokens(self, more: int) -> None:
+        held = sum(int(session.length.sum()) for _, session in self._sessions.values())
+        _require("tokens", held + more, self._limits.tokens, "--tokens")
 
     def _decoder(self, asked: Frame) -> tuple[int, Decoder]:
         number = field(asked.header, "decoder", count)
@@ -185,6 +243,20 @@ class Serving:
         for mine in [session for session, (owner, _) in self._sessions.items() if owner == number]:
             self._sessions.pop(mine)[1].close()
         self._decoders.pop(number).close()
+
+
+def _allow(stream: Stream, seconds: float) -> None:
+    stream.deadline = None if math.isinf(seconds) else time.monotonic() + seconds
+
+
+def _require(name: str, value: int, most: int, option: str) -> None:
+    if value > most:
+        raise Exhausted(name, value, most, option)
+
+
+def _refused(kind: str, message: str) -> list[bytes | memoryview]:
+    cut = message if len(message) <= MESSAGE_CHARACTERS else f"{message[:MESSAGE_CHARACTERS]} …"
+    return encoded(Frame({"error": kind, "message": cut}))
 
 
 def _known(kind: str, number: int, held: dict[int, T]) -> T:

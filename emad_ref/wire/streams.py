@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import time
@@ -51,7 +52,10 @@ class Stream:
             OSError: the stream broke.
         """
         # pages are taken as they are written: a size that is announced and never sent costs nothing
-        buffer = np.empty(count, dtype=np.uint8)
+        try:
+            buffer = np.empty(count, dtype=np.uint8)
+        except MemoryError as error:
+            raise OSError(errno.ENOMEM, f"no memory for {count} bytes") from error
         view, at = buffer.data, 0
         while at < count:
             if not self._wait(self.incoming, select.POLLIN):
@@ -64,6 +68,10 @@ class Stream:
                 raise Ended(buffer[: min(at, 80)].tobytes())
             at += got
         return buffer
+
+    def arrives(self) -> bool:
+        """Whether something comes, or the other side closes, before the deadline."""
+        return self._wait(self.incoming, select.POLLIN)
 
     def write(self, parts: Iterable[bytes | memoryview]) -> None:
         """All bytes of all parts. Raises TimedOut, or OSError where nobody reads them."""

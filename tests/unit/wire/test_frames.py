@@ -111,6 +111,12 @@ def listed(**changes):
         (raw(listed(), bytes(24)), "a payload of 24 bytes, but its arrays take 16"),
         (raw({"arrays": []}, b"\0"), "a payload of 1 bytes, but its arrays take 0"),
         (raw({"arrays": listed()["arrays"] * 2}, bytes(32)), "two arrays with the name 'a'"),
+        (raw({"arrays": [{"name": str(n), "dtype": "int64", "shape": [0]} for n in range(257)]}), "257 arrays, but at"),
+        (raw({"arrays": [0] * 200_000}), "200000 arrays, but at most 256"),
+        (raw(b'{"arrays": [], "arrays": [7]}'), "the key 'arrays' stands twice"),
+        (raw(b'{"arrays": [], "point": {"layers": 1, "layers": 2}}'), "the key 'layers' stands twice"),
+        (raw(b'{"arrays": [], "seconds": 1e999}'), "1e999 is beyond a double"),
+        (raw({"arrays": "x" * 100_000}), "..."),
     ],
     ids=str,
 )
@@ -118,6 +124,14 @@ def test_whatever_else_arrives_is_refused_by_name(held, said):
     with pytest.raises(BadFrame) as refused:
         read_frame(Bytes(held))
     assert said in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_a_reader_may_allow_less_than_the_page_does():
+    frame = written(Frame(arrays={"a": np.zeros(3)}))
+    assert read_frame(Bytes(frame), 24).arrays["a"].size == 3
+    with pytest.raises(BadFrame, match="a payload of 24 bytes, but at most 23 are allowed"):
+        read_frame(Bytes(frame), 23)
 
 
 @settings(max_examples=60, deadline=None)

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import signal
+import socket
+import threading
+import time
+from contextlib import suppress
 
 import pytest
 
 from emad_ref import cli
 from emad_ref.cli import serving
+from emad_ref.protocol import Unsupported
+from emad_ref.wire.address import Server
+from emad_ref.wire.connection import Connection
+from emad_ref.wire.failure import DecoderFailed
+from emad_ref.wire.serving import Limits
 
 
 @pytest.mark.parametrize(
@@ -21,6 +32,11 @@ from emad_ref.cli import serving
         (["--tcp", "no.such.host.invalid:7007"], "an address to listen on"),
         (["--tcp", "192.0.2.1:7007", "--anywhere"], "an address to listen on"),
         (["--threads", "0"], "--threads=0, but expected a whole number ≥ 1"),
+        (["--connections", "0"], "--connections=0, but expected a whole number ≥ 1"),
+        (["--sessions", "-1"], "--sessions=-1, but expected a whole number ≥ 1"),
+        (["--tokens", "99999999999"], "tokens=99999999999, but expected a number from"),
+        (["--idle", "0"], "--idle=0.0, but expected a number of seconds above 0"),
+        (["--idle", "nan"], "--idle=nan, but expected a number of seconds above 0"),
         (["no-such-model"], "name='no-such-model', but expected one of"),
         (["--device", "cuda:99"], "device='cuda:99', but expected a device of this machine"),
     ],
@@ -68,3 +84,112 @@ def test_a_signal_ends_the_server_and_nothing_else(number):
         os.kill(os.getpid(), number)
     assert signal.getsignal(number) is before
     assert not issubclass(serving.Stopped, Exception), "a call would answer it, and the loop go on"
+
+
+# ---------------------------------------------------------------- several judges
+
+
+@pytest.fixture
+def port():
+    """Of a service for two judges that serves no model."""
+    listener, stopped = serving._listener("127.0.0.1:0", False), []
+
+    def refuse(request):
+        raise Unsupported("nothing is served here")
+
+    def serve():
+        try:
+            serving._serve_judges(listener, refuse, 2, Limits(idle_s=20))
+        except OSError as error:
+            stopped.append(error)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listener.getsockname()[1]
+    listener.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+    assert stopped
+    listener.close()
+
+
+def greeted(port):
+    return Connection(Server("tcp", "127.0.0.1", port), 10)
+
+
+def test_one_judge_too_many_is_told_so_and_has_its_turn_once_another_leaves(port, capfd):
+    first, second = greeted(port), greeted(port)
+    with pytest.raises(DecoderFailed, match="2 judges are served already; --connections of emad serve allows more"):
+        greeted(port)
+    first.close()
+    deadline = time.monotonic() + 5
+    while True:
+        with suppress(DecoderFailed):  # its thread may take a moment to end
+            greeted(port).close()
+            break
+        assert time.monotonic() < deadline
+    second.close()
+    assert "a judge was turned away" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ECONNABORTED, errno.ENOMEM])
+def test_a_connection_that_cannot_be_taken_ends_no_service(monkeypatch, capfd, number):
+    monkeypatch.setattr(serving, "PAUSE_S", 0.01)
+    answers = [OSError(number, os.strerror(number))] * 3 + [("a judge", "its address")]
+
+    class Listener:
+        def accept(self):
+            answer = answers.pop(0)
+            if isinstance(answer, OSError):
+                raise answer
+            return answer
+
+    assert serving._accepted(Listener()) == "a judge"
+    assert capfd.readouterr().err.count("a connection could not be taken") == 1
+
+
+def test_a_listener_that_is_gone_is_the_end(monkeypatch):
+    with serving._listener("127.0.0.1:0", False) as listener:
+        pass
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        serving._accepted(listener)
+
+
+def test_a_service_without_descriptors_serves_on_once_there_are_some(port, monkeypatch):
+    """The kernel's own word: descriptors of this process run out, and come back."""
+    monkeypatch.setattr(serving, "PAUSE_S", 0.05)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ours = [socket.create_connection(("127.0.0.1", port))]
+    spare = []
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(int(n) for n in os.listdir("/proc/self/fd")) + 8, hard))
+    try:
+        with suppress(OSError):
+            while True:
+                spare.append(os.dup(0))
+        os.close(spare.pop())  # for our end; there is none for theirs
+        ours.append(socket.create_connection(("127.0.0.1", port)))
+        time.sleep(0.3)
+    finally:
+        for descriptor in spare:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    ours.pop(0).close()
+    ours.pop(0).close()
+    deadline = time.monotonic() + 5
+    while True:
+        with suppress(DecoderFailed):
+            greeted(port).close()
+            break
+        assert time.monotonic() < deadline
+
+
+def test_without_another_thread_a_judge_is_turned_away(port, monkeypatch, capfd):
+    def start(self, original=threading.Thread.start):
+        if self._target is serving._answer:
+            raise RuntimeError("can't start new thread")
+        original(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(DecoderFailed, match="can't start new thread"):
+        greeted(port)
+    monkeypatch.undo()
+    greeted(port).close()

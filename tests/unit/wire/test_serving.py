@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, Prompt, Step, Unsupported
-from emad_ref.wire.frames import BadFrame, Frame, encoded, read_frame
+from emad_ref.wire.frames import MAGIC, SIZES, BadFrame, Frame, encoded, read_frame
 from emad_ref.wire.messages import prompts_frame, request_frame
-from emad_ref.wire.serving import Serving
-from emad_ref.wire.streams import Ended, Stream
+from emad_ref.wire.serving import Idle, Limits, Serving
+from emad_ref.wire.streams import Ended, Stream, TimedOut
 from tests.unit.wire.fake import LAYERS, MODEL, REQUEST, VOCABULARY, record, work
 
 
@@ -81,6 +82,7 @@ class Judge:
     def __init__(self, served):
         ours, theirs = socket.socketpair()
         self.socket, self.stream, self.decoders, self.ended = ours, Stream(ours.fileno(), ours.fileno()), [], None
+        self.other = theirs
 
         def make(request):
             if request.seed == 13:
@@ -268,3 +270,106 @@ def test_calls_take_turns():
                 judge.socket.recv(1)
         judge.socket.settimeout(None)
         assert read_frame(judge.stream.read).header["name"] == "stub"
+
+
+# ---------------------------------------------------------------- what one judge may take
+
+
+def limited(**limits):
+    return serving(lambda make, name: Serving(make, name, limits=Limits(**limits)))
+
+
+PROMPT = prompts_frame([Prompt(np.array([1, 2]))])
+
+
+def test_sessions_and_decoders_are_counted_and_closed_ones_are_not():
+    with limited(sessions=2) as judge:
+        decoders = [judge("open", request_frame(REQUEST, MODEL)).header["decoder"] for _ in range(2)]
+        kind, said = refused(judge("open", request_frame(REQUEST, MODEL)))
+        assert (kind, said) == ("Failure", f"Exhausted: decoders=3, but {MOST_OF_ONE.format(2, '--sessions')}")
+        sessions = [judge("start", PROMPT, decoder=decoders[0]).header["session"] for _ in range(2)]
+        assert refused(judge("start", PROMPT, decoder=decoders[1]))[1].startswith("Exhausted: sessions=3, but")
+        judge("end", session=sessions[0])
+        assert "session" in judge("start", PROMPT, decoder=decoders[1]).header
+        judge("close", decoder=decoders[0])
+        assert "decoder" in judge("open", request_frame(REQUEST, MODEL)).header
+
+
+MOST_OF_ONE = "expected at most {} of one judge; close what is done with, or start the server with a larger {}"
+
+
+def test_tokens_are_counted_before_they_are_read():
+    with limited(tokens=6) as judge:
+        decoder = judge("open", request_frame(REQUEST, MODEL)).header["decoder"]
+        session = judge("start", PROMPT, decoder=decoder).header["session"]  # the stub holds one position of it
+        assert "length" in judge("feed", ints(tokens=[[1, 2, 3, 4, 5]]), session=session).arrays
+        kind, said = refused(judge("feed", ints(tokens=[[1]]), session=session))
+        assert (kind, said) == ("Failure", f"Exhausted: tokens=7, but {MOST_OF_ONE.format(6, '--tokens')}")
+        assert "tokens=8" in refused(judge("start", PROMPT, decoder=decoder))[1]
+        judge("end", session=session)
+        for max_new, held in ((5, 7), (10**9, 10**9 + 2)):
+            assert f"tokens={held}," in refused(judge("generate", PROMPT, decoder=decoder, max_new=max_new, stop=[]))[1]
+        assert "stop" in judge("generate", PROMPT, decoder=decoder, max_new=4, stop=[]).header
+        assert judge.decoders[0].heard[-1] == (1, 4, frozenset())
+
+
+def test_a_request_larger_than_any_list_of_tokens_is_refused_before_it_is_read(judge):
+    judge.socket.sendall(MAGIC + SIZES.pack(2, (64 << 20) + 1))
+    judge.socket.sendall(b"{}")
+    judge.wait()
+    assert "a payload of 67108865 bytes, but at most 67108864" in str(judge.ended)
+
+
+def test_a_refusal_quotes_so_much_and_no_more(judge):
+    kind, said = refused(judge("x" * 1_000_000))
+    assert kind == "BadArgument"
+    assert len(said) < 2100
+
+
+@pytest.mark.parametrize("sent", [b"", b"E", b"EMW1", MAGIC + SIZES.pack(100, 0) + b"{"])
+def test_a_judge_that_is_silent_or_stops_half_way_is_let_go(sent):
+    with limited(idle_s=0.15, frame_s=0.15) as judge:
+        judge("open", request_frame(REQUEST, MODEL))
+        judge.socket.sendall(sent)
+        judge.wait()
+        assert isinstance(judge.ended, TimedOut if sent else Idle)
+        assert judge.decoders[0].heard == ["closed"]
+
+
+def test_drops_of_a_frame_do_not_make_more_time():
+    """Each byte comes soon after the one before; the frame as a whole has its end."""
+    with limited(frame_s=0.3) as judge:
+        began = time.monotonic()
+        with suppress(OSError):
+            for byte in MAGIC + SIZES.pack(1000, 0) + b" " * 1000:
+                judge.socket.sendall(bytes([byte]))
+                time.sleep(0.02)
+        assert time.monotonic() - began < 5
+        judge.wait()
+        assert isinstance(judge.ended, TimedOut)
+
+
+def test_a_judge_that_reads_no_replies_is_let_go():
+    with limited(frame_s=0.3) as judge:
+        judge.other.setblocking(False)
+        request = b"".join(map(bytes, encoded(Frame({"call": "x" * 100_000}))))
+        judge.socket.settimeout(0.05)
+        with suppress(OSError):
+            for _ in range(1000):
+                judge.socket.sendall(request)
+        judge.wait()
+        assert isinstance(judge.ended, TimedOut)
+
+
+def test_memory_that_is_not_there_ends_one_connection(monkeypatch):
+    def empty(size, dtype, original=np.empty):
+        if size > 1000:
+            raise MemoryError
+        return original(size, dtype)
+
+    with serving() as judge:
+        judge("hello", wire=1)
+        monkeypatch.setattr(np, "empty", empty)
+        judge.socket.sendall(MAGIC + SIZES.pack(2000, 0))
+        judge.wait()
+        assert "no memory for 2000 bytes" in str(judge.ended)
