@@ -1,7 +1,8 @@
 """What a connection runs over: a program that is started for it, or a socket. POSIX alone: descriptors, process groups.
 
-Both offer a ``stream`` and say, once it breaks, how the other side ended. A program leads a process group, which dies
-as one; its standard error is drained all the time, so that it never waits for a reader, and the end of it is kept.
+Both offer a ``stream`` and say, once it breaks, how the other side ended. A program dies with all that it started, also
+in sessions of their own (``supervisor``; systems other than Linux know its process group alone). Its standard error is
+drained all the time, so that it never waits for a reader, and the end of it is kept.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ import subprocess
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import IO, Protocol
 
 from emad_ref.wire.address import Address, Program, Server
 from emad_ref.wire.streams import Stream
+from emad_ref.workers import supervisor
 
 LINES, LETTERS = 20, 400  # of standard error: the last lines, and as much of each
 GRACE_S = 2.0  # for a program whose output has ended to end, too, and for what it wrote last to arrive
@@ -45,7 +48,13 @@ class Child:
     def __init__(self, program: Program):
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            program.words, cwd=program.folder, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, start_new_session=True
+            supervisor.command(program.words),
+            cwd=program.folder,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            bufsize=0,
+            start_new_session=True,
         )
         self._input, self._output, self._errors = map(
             _held, (self._process.stdin, self._process.stdout, self._process.stderr)
@@ -88,11 +97,12 @@ class Child:
         return status
 
     def _kill(self) -> None:
-        """The whole group: what the program started goes with it, also where it itself has gone already."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+        """What the program started goes with it: on Linux all of it, elsewhere its group."""
+        if supervisor.is_available():
+            supervisor.end(self._process)
+        else:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _drained(self) -> None:
         rest, descriptor = b"", self._errors.fileno()

@@ -390,14 +390,30 @@ def test_a_program_that_cannot_be_started_is_a_clear_error(tmp_path):
     program = tmp_path / "decoder"
     program.write_bytes(b"\x7fELF nonsense")
     program.chmod(0o755)
-    with pytest.raises(DecoderFailed, match=r"call 'hello': no connection \(.*Exec format error"):
+    with pytest.raises(DecoderFailed, match=r"(?s)call 'hello': no .*cannot be started: Exec format error"):
         Connection(Program("exec:./decoder", (str(program),), tmp_path), SECONDS)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program's process group alone is known")
+@pytest.mark.parametrize("last", ["time.sleep(60)", "sys.exit(3)"], ids=["hangs", "ends"])
+def test_what_forked_and_left_the_session_ends_with_its_program(tmp_path, last):
+    lines = (
+        "one, other = os.pipe()\n"
+        "if not os.fork():\n"
+        "    os.setsid()\n"
+        "    if not os.fork(): os.write(other, b'%d' % os.getpid()); time.sleep(60)\n"
+        "    os._exit(0)\n"
+        f"os.wait(); told(os.read(one, 20).decode()); {last}"
+    )
+    with script(tmp_path, lines, seconds=1.0) as connection:
+        said = failing(connection)
+        assert gone(int(said.splitlines()[-1]))
 
 
 def test_an_interrupted_call_breaks_the_connection(tmp_path):
     """What comes next would be the reply to the call before. Workers of xdist ignore the signal by themselves."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with script(tmp_path, "os.kill(os.getppid(), signal.SIGINT); time.sleep(60)") as connection:
+    with script(tmp_path, f"os.kill({os.getpid()}, signal.SIGINT); time.sleep(60)") as connection:
         with pytest.raises(KeyboardInterrupt):
             connection.call("synchronize", Frame({"decoder": 1}), lambda reply: None)
         assert not connection.usable

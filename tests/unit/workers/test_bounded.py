@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers import bounded
+from emad_ref.workers import bounded, supervisor
 
 # what a shell without job control starts in the background is deaf, and so is what that starts
 HEARS = "signal.signal(signal.SIGINT, signal.default_int_handler)"
@@ -39,7 +39,7 @@ def test_the_status_and_what_was_printed(ends: str, expected: int, tmp_path: Pat
     assert (tmp_path / "said").read_text().startswith("nobody speaks")
 
 
-@pytest.mark.skipif(not bounded.PROCESSES.is_dir(), reason="the system does not tell whose children there are")
+@pytest.mark.skipif(not supervisor.is_available(), reason="the system does not tell whose children there are")
 @pytest.mark.parametrize(
     ("listens", "closed"),
     [(HEARS, True), ("signal.signal(signal.SIGINT, signal.SIG_IGN)", False)],
@@ -73,21 +73,21 @@ def gone(process: int) -> bool:
 
 
 def test_descendants_are_children_and_theirs() -> None:
-    if not bounded.PROCESSES.is_dir():
-        assert bounded.descendants(os.getpid()) == set()
+    if not supervisor.is_available():
+        assert supervisor.descendants(os.getpid()) == set()
         return
-    before = bounded.descendants(os.getpid())
+    before = supervisor.descendants(os.getpid())
     program = "import subprocess; subprocess.run(['sleep', '60'])"
     child = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
     try:
         for _ in range(500):
-            found = bounded.descendants(os.getpid()) - before
+            found = supervisor.descendants(os.getpid()) - before
             if len(found) == 2:
                 break
             time.sleep(0.01)
         assert child.pid in found
         (grandchild,) = found - {child.pid}
-        assert bounded.descendants(child.pid) == {grandchild}
+        assert supervisor.descendants(child.pid) == {grandchild}
     finally:
         os.killpg(child.pid, 9)
         child.wait()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from emad_ref.workers import bounded, held
+from emad_ref.workers import held, supervisor
 from tests.unit.workers.test_bounded import HEARS, STARTS, gone
 
 WAITS = "from pathlib import Path; from emad_ref.workers import held; held.status('mine', [], Path('log'))"
@@ -28,7 +28,7 @@ def test_the_status_what_was_said_and_where(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == f"{tmp_path} a b\n"
 
 
-@pytest.mark.skipif(not bounded.PROCESSES.is_dir(), reason="the system does not tell whose children there are")
+@pytest.mark.skipif(not supervisor.is_available(), reason="the system does not tell whose children there are")
 def test_one_out_of_time_ends_with_all_that_it_started(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(STARTS.format(HEARS))
     with pytest.raises(subprocess.TimeoutExpired):
