@@ -58,10 +58,18 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "threshold": (-MOST_NATS, MOST_NATS),
     "entropy": (-MOST_NATS, MOST_NATS),
     "divergence": (-MOST_NATS, MOST_NATS),
+    "confidence": (0, 1),
     "steps": (-MOST, MOST),
+    "rate": (0, 1),
     "held_out": (-MOST, MOST),
+    "window": (1, MOST),
+    "least_run": (1, MOST),
     "temperature": (-1000, 1000),
     "rise": (-MOST, MOST),
+    "threads": (1, 4096),
+    "connections": (1, MOST),
+    "sessions": (1, MOST),
+    "idle": (0.001, MOST),
 }
 
 # What a shell offers where an argument of this name is due.
@@ -93,7 +101,11 @@ def require_bounded(args: argparse.Namespace) -> None:
     for name, (least, most) in BOUNDS.items():
         value = getattr(args, name, None)
         if value is not None and not least <= value <= most:
-            raise BadArgument(name, value, f"a number from {least:,.0f} to {most:,.0f}")
+            raise BadArgument(name, value, f"a number from {_plain(least)} to {_plain(most)}")
+
+
+def _plain(number: float) -> str:
+    return f"{number:,.0f}" if number == int(number) else f"{number:g}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -27,7 +27,6 @@ from emad_ref.cli.parsing import examples
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.evidence import values
 from emad_ref.evidence.study import Study
-from emad_ref.evidence.values import MOST
 from emad_ref.protocol import Decoder, Request, Unsupported
 from emad_ref.wire.address import host_and_port
 from emad_ref.wire.connection import FAILURE
@@ -55,7 +54,8 @@ class Stopped(BaseException):
 
 def serve(args: argparse.Namespace) -> None:
     """Serve the reference decoder to judges in other processes."""
-    _check_limits(args)
+    if args.tokens < 1:
+        raise BadArgument("tokens", args.tokens, "a whole number ≥ 1")
     if args.tcp is None:
         with _replies_alone() as replies, _stops_on_signals():
             _over_pipe(args, replies)
@@ -91,18 +91,9 @@ def serve_arguments(sub: argparse.ArgumentParser) -> None:
         "emad serve emad-tiny-plain --lens lens.safetensors",
         "emad serve emad-tiny-plain --exit exit.safetensors",
         "emad serve emad-tiny emad-nano --tcp 127.0.0.1:7007 --threads 2",
+        "emad serve emad-tiny --tcp 127.0.0.1:7007 --connections 4 --idle 600 --sessions 16 --tokens 65536",
         "emad serve random:gpt2 --tcp 0.0.0.0:7007 --anywhere --device cuda --dtype bfloat16 --seed 3",
     )
-
-
-def _check_limits(args: argparse.Namespace) -> None:
-    """Raises BadArgument for limits that limit nothing, or let nobody in."""
-    for option in ("connections", "sessions", "tokens"):
-        value = getattr(args, option)
-        if not 1 <= value <= MOST:
-            raise BadArgument(f"--{option}", value, f"a whole number ≥ 1, and at most {MOST}")
-    if not 0 < args.idle <= MOST:
-        raise BadArgument("--idle", args.idle, f"a number of seconds above 0, at most {MOST}")
 
 
 # ---------------------------------------------------------------- models
@@ -111,8 +102,6 @@ def _check_limits(args: argparse.Namespace) -> None:
 @contextmanager
 def _loaded(args: argparse.Namespace) -> Iterator[Callable[[Request], Decoder]]:
     """What makes decoders of the models asked for, loaded as long as the block lasts."""
-    if args.threads is not None and args.threads < 1:
-        raise BadArgument("--threads", args.threads, "a whole number ≥ 1")
     import torch
 
     from emad_ref.evidence.subject import open_model

@@ -84,8 +84,10 @@ def words(text: str) -> frozenset[str]:
 
 def device(text: str, base: Path, where: str) -> str:
     kind, _, index = text.partition(":")
-    if not kind.isidentifier() or (":" in text and not index.isdigit()):
-        raise BadArgument(where, text, "a torch device such as cpu, cuda, cuda:1, mps")
+    numbered = index.isascii() and index.isdecimal() and len(index) < 4
+    is_absent = kind == "meta" or (kind == "cpu" and numbered and int(index) > 0)  # there is one cpu
+    if not kind.isidentifier() or (":" in text and not numbered) or is_absent:
+        raise BadArgument(where, text[:40], "a torch device that computes, such as cpu, cuda, cuda:1, mps")
     return text
 
 

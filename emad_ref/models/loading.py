@@ -229,7 +229,10 @@ def _require_device(device: str | torch.device) -> None:
             raise BadArgument("device", AUTO, "the package accelerate", "pip install accelerate, or name a device")
         return
     try:
-        torch.empty(0, device=device)
+        torch.ones(1, device=device).item()  # meta holds no numbers
+        place = torch.device(device)
+        if place.type == "cpu" and place.index:  # torch computes on any of them, as if there were several
+            raise RuntimeError("there is one cpu")
     except (RuntimeError, AssertionError) as error:
         raise BadArgument("device", str(device), "a device of this machine", _first_line(error)) from error
 

@@ -29,6 +29,7 @@ Keys beyond these are kept and not shown. Nothing here needs a model, torch or a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,18 +74,24 @@ def _is_pair(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and all(part is None or _is_number(part) for part in value)
 
 
+def _is_interval(value: Any) -> bool:
+    return _is_pair(value) and (None in value or value[0] <= value[1])
+
+
 TEXT = Form("a text", lambda value: isinstance(value, str))
 TEXTS = Form("a list of texts", lambda value: isinstance(value, list) and all(isinstance(part, str) for part in value))
 FLAG = Form("true or false", lambda value: isinstance(value, bool))
-COUNT = Form("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool))
+COUNT = Form("a whole number ≥ 0", lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+AMOUNT = Form("a number ≥ 0, or null", lambda value: value is None or (_is_number(value) and value >= 0))
+PROBABILITY = Form("a number from 0 to 1, or null", lambda value: AMOUNT.fits(value) and (value or 0) <= 1)
 NUMBER = Form("a number or null", lambda value: value is None or _is_number(value))
-INTERVAL = Form("[low, high] or null", lambda value: value is None or _is_pair(value))
+INTERVAL = Form("[low, high], low ≤ high, or null", lambda value: value is None or _is_interval(value))
 STATE = Form(f"one of {', '.join(STATES)}", lambda value: value in STATES)
 TEST_OUTCOME = Form(f"one of {', '.join(TEST_OUTCOMES)}", lambda value: value in TEST_OUTCOMES)
 KIND = Form("a kind of skip, or nothing", lambda value: value in get_args(Kind))
 TEXT_OR_NULL = Form("a text or null", lambda value: value is None or isinstance(value, str))
 FLAG_OR_NULL = Form("true, false or null", lambda value: value is None or isinstance(value, bool))
-STATUS = Form("a whole number or null", lambda value: value is None or COUNT.fits(value))
+COUNT_OR_NULL = Form("a whole number ≥ 0, or null", lambda value: value is None or COUNT.fits(value))
 GOOD = Form("lower, higher, or nothing", lambda value: value in get_args(Good))
 OUTCOME = Form(f"one of {', '.join(OUTCOMES)}", lambda value: value in OUTCOMES)
 ROWS = Form(
@@ -129,7 +136,7 @@ ANSWER = {
     "unit": TEXT,
     "reason": TEXT,
 }
-LEG = {"name": TEXT, "outcome": OUTCOME, **ANSWER, "p_falsify": NUMBER, "p_survive": NUMBER}
+LEG = {"name": TEXT, "outcome": OUTCOME, **ANSWER, "p_falsify": PROBABILITY, "p_survive": PROBABILITY}
 # part → keys that each of its entries must have
 REQUIRED: dict[str, dict[str, Form]] = {
     "models": {"name": TEXT},
@@ -143,7 +150,7 @@ REQUIRED: dict[str, dict[str, Form]] = {
         "outcome": TEST_OUTCOME,
         "kind": KIND,
         "reason": TEXT,
-        "duration_s": NUMBER,
+        "duration_s": AMOUNT,
     },
     "audits": {"test": TEXT, "check": TEXT, "passed": FLAG_OR_NULL, "detail": TEXT, "n": COUNT, "ties": COUNT},
     "deselected": {"nodeid": TEXT, "shipped": TEXT_OR_NULL, "why": TEXT},
@@ -153,10 +160,10 @@ REQUIRED: dict[str, dict[str, Form]] = {
 INSIDE: dict[str, dict[str, Form]] = {
     "run": {
         "started": TEXT,
-        "duration_s": NUMBER,
+        "duration_s": AMOUNT,
         "command": TEXTS,
         "addopts": TEXT,
-        "exit_status": STATUS,
+        "exit_status": COUNT_OR_NULL,
         "failures": TEXTS,
         "asked": TEXTS,
         "claims_file": OBJECT_OR_NULL,
@@ -183,7 +190,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
-    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD, "why": TEXT, "enough": STATUS},
+    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD, "why": TEXT, "enough": COUNT_OR_NULL},
 }
 
 
@@ -254,6 +261,9 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
     for place, leg in enumerate(entry["legs"]) if part == "claims" else ():
         _require_object(path, f"{where}.legs[{place}]", leg)
         _require(path, f"{where}.legs[{place}]", leg, LEG)
+        _require_within(path, f"{where}.legs[{place}]", leg)
+    if part == "claims":
+        _require_within(path, where, entry)
     if "figure" in entry and part == "tables":
         from emad_ref.report.plots import require_drawable  # not at the start of every pytest
 
@@ -261,6 +271,17 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
             require_drawable(entry["figure"], entry["rows"])
         except BadArgument as error:
             raise BadReport(f"{path}: {where}: {error}") from error
+
+
+def _require_within(path: Path, where: str, answer: Mapping[str, Any]) -> None:
+    """An estimate lies in its own interval, but for rounding."""
+    estimate, interval = answer["estimate"], answer["interval"]
+    if estimate is None or interval is None:
+        return
+    low, high = (limit if end is None else end for end, limit in zip(interval, (-math.inf, math.inf), strict=True))
+    slack = 1e-6 * max(1.0, abs(estimate))
+    if not low - slack <= estimate <= high + slack:
+        raise BadReport(f"{path}: {where}.estimate={estimate!r}, but expected a number in its interval, {interval}")
 
 
 def _require_object(path: Path, where: str, entry: Any) -> None:

@@ -162,6 +162,8 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-require=qualty"], "nearest: quality"),
         (["--emad-corpus", "nowhere.txt"], "an existing file; looked at"),
         (["--emad-device", "cuda:x"], "--emad-device='cuda:x', but expected a torch device"),
+        (["--emad-device", "meta"], "--emad-device='meta', but expected a torch device that computes"),
+        (["--emad-device", "cpu:99"], "--emad-device='cpu:99', but expected a torch device that computes"),
         (["--emad-dtype", "float8"], "--emad-dtype='float8', but expected one of float32"),
         (["--emad-decoder", "udp:1"], "--emad-decoder='udp:1', but expected exec:COMMAND or tcp:HOST:PORT"),
         (["--emad-decoder", "exec:"], "--emad-decoder='exec:', but expected a command behind exec:"),

@@ -141,7 +141,7 @@ def test_generate_exits_early_with_a_profile_and_not_above_the_margin(small, tmp
 
 def test_generate_exits_early_at_a_confidence(small, capsys):
     assert {row["depth"] for row in generated(capsys, "--confidence", "0")} == {1}
-    assert {row["depth"] for row in generated(capsys, "--confidence", "1.1")} == {LAYERS}
+    assert {row["depth"] for row in generated(capsys, "--confidence", "1")} == {LAYERS}
 
 
 def test_generate_samples_by_its_seed(small, capsys):
@@ -218,6 +218,13 @@ BAD = [
     (["generate", "small", "hi", "--profile", "/dev/zero"], "a readable JSON file (it is a device); calibrate again"),
     (["generate", "small", "hi", "--seed", "-1"], "seed=-1, but expected a number from 0 to 4,294,967,295"),
     (["generate", "small", "hi", "--seed", str(2**32)], "seed=4294967296, but expected a number from 0"),
+    (["generate", "small", "hi", "--confidence", "2"], "confidence=2.0, but expected a number from 0 to 1"),
+    (["generate", "small", "hi", "--confidence", "-1"], "confidence=-1.0, but expected a number from 0 to 1"),
+    (["generate", "small", "hi", "--confidence", "inf"], "confidence=inf, but expected a number from 0 to 1"),
+    (["generate", "small", "hi", "--window", str(10**20)], "but expected a number from 1 to 1,000,000,000"),
+    (["generate", "small", "hi", "--least-run", "0"], "least_run=0, but expected a number from 1 to 1,000,000,000"),
+    (["lens", "small", "{tmp}/l.safetensors", "--rate", "1e300"], "rate=1e+300, but expected a number from 0 to 1"),
+    (["screen", "small", "{tmp}/e.safetensors", "--threads", str(10**12)], "but expected a number from 1 to 4,096"),
     (["generate", "small", "hi", "--margin", "nan"], "margin=nan, but expected a number from"),
     (["generate", "small", "hi", "--temperature", "inf"], "temperature=inf, but expected a number from"),
 ]
