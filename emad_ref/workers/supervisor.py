@@ -37,7 +37,7 @@ def command(words: Sequence[str]) -> list[str]:
     return [sys.executable, "-IS", __file__, *words] if is_available() else [*words]
 
 
-def supervise(words: Sequence[str]) -> None:
+def supervise(words: list[str]) -> None:
     """Run ``words``, kill what is left of them once the program has ended, and end as it did."""
     import ctypes
 
