@@ -2,7 +2,8 @@
 
 Reading: whatever is wrong with a file (not there, a folder, a device, not UTF-8, cut short, no JSON, nested a thousand
 deep, numbers no machine holds, another type at the top) is one ``BadFile`` that names argument, path, expectation and
-remedy. Only regular files are read: a pipe would wait for ever, a device never ends.
+remedy. Only regular files are read: a pipe would wait for ever, a device never ends. A byte order mark at the start of
+a UTF-8 file is no part of its text.
 
 Writing: beside the target, to the disk, then renamed, so that a reader and a power cut find the old file or the new
 one. What is there and is no regular file stays as it is, and a link is followed to what it names. ``require_writable``
@@ -13,6 +14,7 @@ Standard library only; knows nothing of what the files hold.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import shutil
@@ -61,7 +63,7 @@ def reading(path: Path | str, argument: str, remedy: str = AGAIN) -> Iterator[IO
     """
     try:
         with open(path, "rb", opener=_at_once) as file:
-            if kind := _other_kind(os.fstat(file.fileno()).st_mode):
+            if kind := file_kind(os.fstat(file.fileno()).st_mode):
                 raise BadFile(argument, path, "a file", f"it is {kind}", "name a regular file")
             yield file
     except BadFile:
@@ -84,8 +86,8 @@ def read_bytes(path: Path | str, argument: str) -> bytes:
 def read_text(path: Path | str, argument: str) -> str:
     """All of a UTF-8 file. Raises BadFile."""
     try:
-        return read_bytes(path, argument).decode("utf-8")
-    except UnicodeDecodeError as error:
+        return _decoded(read_bytes(path, argument))
+    except UnicodeError as error:
         raise BadFile(argument, path, "a file in UTF-8", str(error), "convert it first") from error
 
 
@@ -96,10 +98,22 @@ def lines_of(path: Path | str, argument: str) -> Iterator[str]:
     with reading(path, argument) as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield line.decode("utf-8")
-            except UnicodeDecodeError as error:
+                yield _decoded(line) if number == 1 else line.decode("utf-8")
+            except UnicodeError as error:
                 reason = f"line {number}: {error}"
                 raise BadFile(argument, path, "a file in UTF-8", reason, "convert it first") from error
+
+
+def _decoded(start: bytes) -> str:
+    """The text of a file's first bytes, without a byte order mark.
+
+    Raises:
+        UnicodeError: another encoding than UTF-8.
+    """
+    for mark in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):  # UTF-32's begins with UTF-16's
+        if start.startswith(mark):
+            raise UnicodeError("it begins with the byte order mark of UTF-16 or UTF-32")
+    return start.removeprefix(codecs.BOM_UTF8).decode("utf-8")
 
 
 def read_json(
@@ -368,7 +382,7 @@ def _target(path: Path, argument: str) -> tuple[Path, int]:
         return target, 0o644
     except (OSError, ValueError) as error:
         raise BadFile(argument, path, "a place that can be written to", _said(error), "choose another") from error
-    if kind := _other_kind(mode):
+    if kind := file_kind(mode):
         raise BadFile(argument, path, "a regular file, or none yet", f"it is {kind}", "choose another name")
     if not os.access(target, os.W_OK):
         raise BadFile(argument, path, "a file that may be written", "it is read-only", "choose another name")
@@ -385,8 +399,8 @@ def _sync(folder: Path) -> None:
             os.close(handle)
 
 
-def _other_kind(mode: int) -> str:
-    """What it is, where it is no regular file."""
+def file_kind(mode: int) -> str:
+    """What a file of this ``st_mode`` is, where it is no regular file; "" for a regular one."""
     if stat.S_ISREG(mode):
         return ""
     return next((kind for is_one, kind in KINDS if is_one(mode)), "no regular file")

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
 from emad_ref.calibration.profile import Profile
 from emad_ref.calibration.resume import Plan, calibrate
 from emad_ref.calibration.trace import TokenSequence, take_trace, window_of, windows
@@ -29,6 +27,7 @@ from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import PERPLEXITY_POINTS, PERPLEXITY_RELATIVE, cheapest_within_bounds
 from emad_ref.text.documents import CORPUS, DOCUMENTS, Split
 from emad_ref.text.sources import documents_of
+from emad_ref.text.tokens import tokens_of
 
 
 class NoMargin(EmadError):
@@ -105,5 +104,5 @@ def windows_of(
     else:
         tokenizer = tokenizer_of(model)
         texts = documents_of(corpus, split, data=data)
-        documents = (np.array(tokenizer.encode(t, add_special_tokens=False), dtype=np.int64) for t in texts)
+        documents = (tokens_of(tokenizer, text) for text in texts)
     return windows(documents, window, model.opening, limit, per_document)

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import count, islice
 from typing import Any, TextIO
 
 import numpy as np
@@ -36,6 +36,7 @@ from emad_ref.readout.tuned import lens_named, macs_ahead
 from emad_ref.record import Floats, Ints
 from emad_ref.schedule.interface import Places
 from emad_ref.signals import ENTROPY, LAYERWISE, PREVIOUS, SIGNALS, Readout, raised
+from emad_ref.text.tokens import LongDocument
 
 COLUMNS = ("nll_nats", "top1", "top1_probability")  # per token and layer, beside the signals
 TOKENS_PER_BATCH = 2048  # bounds the logits of one layer: 2048 × 50,304 floats are 0.4 GB
@@ -584,7 +585,7 @@ def window_of(positions: int | None) -> int:
 
 
 def windows(
-    documents: Iterable[Ints],
+    documents: Iterable[Ints | LongDocument],
     window: int,
     opening: int | None,
     limit: int | None = None,
@@ -610,8 +611,10 @@ def windows(
     def cut() -> Iterator[TokenSequence]:
         room = window - (opening is not None)
         for number, document in enumerate(documents):
-            for start in range(0, len(document), room)[:per_document]:
+            for start in count(0, room) if per_document is None else range(0, per_document * room, room):
                 piece = np.asarray(document[start : start + room], dtype=np.int64)
+                if not len(piece):
+                    break
                 tokens = piece if opening is None else np.concatenate([[opening], piece])
                 if len(tokens) >= 2:
                     yield TokenSequence(tokens, document=number)

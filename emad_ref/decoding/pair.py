@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from emad_ref.errors import BadArgument
+from emad_ref.models.tokenizer import tokenizer_identity
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.readout.signals import entropy_nats, require_finite
@@ -70,7 +71,7 @@ def shared_vocabulary(first: Loaded, second: Loaded) -> int:
             "models", names, "two models with a tokenizer each", f"{', '.join(missing)} came without: ids mean nothing"
         )
     tokenizers = [model.tokenizer for model in (first, second) if model.tokenizer is not None]
-    if len({tokenizer.backend_tokenizer.to_str() for tokenizer in tokenizers}) > 1:
+    if len({tokenizer_identity(tokenizer) for tokenizer in tokenizers}) > 1:
         raise BadArgument(
             "models", names, "the same tokenizer", "theirs differ: a token of one is another text to the other"
         )

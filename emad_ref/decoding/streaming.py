@@ -27,6 +27,7 @@ from emad_ref.models.loading import Loaded
 from emad_ref.models.required import tokenizer_of
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
+from emad_ref.text.documents import clean_text
 
 
 @dataclass(frozen=True)
@@ -126,8 +127,12 @@ def stream_pair(
 
 
 def prompt_of(model: Loaded, text: str) -> Prompt:
-    """``text`` behind the model's opening token, or as the source of an encoder-decoder."""
-    tokenizer = tokenizer_of(model)
+    """``text`` behind the model's opening token, or as the source of an encoder-decoder.
+
+    Raises:
+        BadArgument: a model without a tokenizer, a prompt with NUL or bytes that are not UTF-8.
+    """
+    tokenizer, text = tokenizer_of(model), clean_text(text, "prompt")
     opening = [] if model.opening is None else [model.opening]
     if model.model.config.is_encoder_decoder:
         return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))
@@ -157,7 +162,8 @@ class Words:
 
     def __init__(self, tokenizer: Any, read: Iterable[int] = ()):
         self._tokenizer, self._pending = tokenizer, list[int]()
-        self._stream = DecodeStream(skip_special_tokens=False)
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        self._stream = _PythonStream(tokenizer) if backend is None else _RustStream(backend)
         for token in read:
             self.add(int(token))
         self._pending.clear()
@@ -165,7 +171,7 @@ class Words:
     def add(self, token: int) -> str:
         """The text that ``token`` completes; empty where it is only part of a character."""
         self._pending.append(token)
-        text = self._stream.step(self._tokenizer.backend_tokenizer, token)
+        text = self._stream.step(token)
         if text is None:
             return ""
         self._pending.clear()
@@ -174,3 +180,28 @@ class Words:
     def rest(self) -> str:
         """What is left of a character that never came."""
         return str(self._tokenizer.decode(self._pending)) if self._pending else ""
+
+
+class _RustStream:
+    """Text as tokens complete it, of a tokenizer with a Rust backend."""
+
+    def __init__(self, backend: Any):
+        self._backend, self._stream = backend, DecodeStream(skip_special_tokens=False)
+
+    def step(self, token: int) -> str | None:
+        return self._stream.step(self._backend, token)
+
+
+class _PythonStream:
+    """The same of a tokenizer written in Python: all ids are decoded again, for it knows no stream."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer, self._ids, self._told = tokenizer, list[int](), ""
+
+    def step(self, token: int) -> str | None:
+        self._ids.append(token)
+        text = str(self._tokenizer.decode(self._ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+        if text.endswith("\ufffd") or not text.startswith(self._told):
+            return None
+        new, self._told = text[len(self._told) :], text
+        return new

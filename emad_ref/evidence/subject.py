@@ -45,6 +45,7 @@ from emad_ref.readout.signals import on_host
 from emad_ref.record import Floats, Ints
 from emad_ref.text.documents import SPLITS, Split
 from emad_ref.text.sources import CorpusUnavailable, documents_of
+from emad_ref.text.tokens import LongDocument, tokens_of
 
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
@@ -64,7 +65,7 @@ class Subject:
         self.loaded, self.study, self._host = loaded, study, host
         self.data, self.seed, self.budget = study.data, study.seed, study.budget
         self.lending = lending or Lending(loaded)
-        self._read: dict[Split, tuple[list[Ints], Iterator[Ints]]] = {}
+        self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
 
     # ------------------------------------------------------------ model and text
 
@@ -167,8 +168,9 @@ class Subject:
         end = self.loaded.model.config.eos_token_id
         return frozenset() if end is None else frozenset(np.atleast_1d(end).tolist())
 
-    def documents(self, split: Split) -> Iterator[Ints]:
-        """int64 documents of the run's corpus, without the opening token; endless where they are generated.
+    def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
+        """int64 documents of the run's corpus, without the opening token; endless where they are generated. Slice them:
+        long ones are tokenised as far as they are read.
 
         Each is read, sampled or encoded once: reading again starts from what is already there.
         """
@@ -186,7 +188,7 @@ class Subject:
             yield read[at]
             at += 1
 
-    def _source(self, split: Split) -> Iterator[Ints]:
+    def _source(self, split: Split) -> Iterator[Ints | LongDocument]:
         if self.corpus == "random tokens":
             longest = max(UNTRAINED["tokens"], self.budget.prompt_tokens)  # a timed prompt is cut from one document
             for number in count():  # each drawn by itself: what they open with does not depend on the budget
@@ -197,7 +199,7 @@ class Subject:
             yield from own_documents(self.stepper, opening, min(self.window, 256) - 1, split, self.seed)
             return
         for text in documents_of(self.corpus, split, seed=self.seed, data=self.data):
-            yield np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+            yield tokens_of(self.tokenizer, text)
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
         """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
@@ -207,7 +209,7 @@ class Subject:
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
         if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
-            cut = in_turns(windows(self.documents(split), self.window, self.opening), count)
+            cut = in_turns(windows(self.documents(split), self.window, self.opening, per_document=count), count)
         return [replace(window, source=self.source) for window in cut]
 
     def bars(self) -> TextIO | None:
@@ -294,7 +296,7 @@ class Subject:
         Raises:
             EmadError: the corpus is too small.
         """
-        starts = (self._opened(document)[:tokens] for document in self.documents("evaluate"))
+        starts = (self._opened(document[:tokens])[:tokens] for document in self.documents("evaluate"))
         pieces = (s.tokens for s in windows(self.documents("evaluate"), tokens, self.opening))
         found: list[Prompt] = []
         for source, limit in ((starts, 20 * count), (pieces, 200 * count)):
@@ -326,7 +328,7 @@ class Subject:
         """
         wanted, joined = 4 * (max(lengths) + fed), np.zeros(0, dtype=np.int64)
         for document in self.documents("evaluate"):
-            joined = np.concatenate([joined, self._opened(document)])
+            joined = np.concatenate([joined, self._opened(document[:wanted])])
             if len(joined) >= wanted:
                 break
         text = np.resize(joined, wanted)  # a small corpus is read again and again

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -48,12 +49,24 @@ from emad_ref.models import bundled
 from emad_ref.models.agreement import require_backend
 from emad_ref.models.anatomy import FAST, WALKED, anatomy_of
 from emad_ref.models.causal import CausalStepper
+from emad_ref.models.checkpoint import (
+    ADAPTERS,
+    CONFIG,
+    Checkpoint,
+    read_config,
+    refuse_adapter,
+    require_no_adapter,
+    require_plain,
+    require_sizes,
+    text_config,
+)
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
 from emad_ref.models.layout import lay_out
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.stepper import Stepper
+from emad_ref.models.tokenizer import require_tokenizer, tokenizer_identity
 from emad_ref.text.hub import reachable
 
 HUB: dict[str, str] = {
@@ -88,6 +101,11 @@ REFUSALS: tuple[tuple[type[Exception], str], ...] = (  # the first that fits; a 
     (LocalEntryNotFoundError, "it is not in the local cache, and the hub is out of reach"),
 )
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+Made = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, what to tell of the files
+
+log = logging.getLogger(__name__)
 
 
 class ModelUnavailable(EmadError):
@@ -182,7 +200,8 @@ def load(
         BadArgument: an unknown name or backend, a family that cannot be walked, a revision for something not on the
             hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without
             accelerate or without room for the model, a checkpoint that does not fill the model (``models.filling``),
-            weights that hold NaN or infinity, files that transformers cannot read.
+            weights that hold NaN or infinity, files that transformers cannot read; an adapter, stored integers, a
+            config that its weight files do not fit (``models.checkpoint``), a tokenizer of another model.
         ModelUnavailable: weights that cannot be had.
     """
     require_backend(backend)
@@ -190,7 +209,7 @@ def load(
     precision = dtype or torch.float32
     _require_device(device)
     commit = None if source.hub_id is None else _commit_of(source, name, revision)
-    model, tokenizer = _MAKERS[source.kind](source, name, precision, commit, seed)
+    model, tokenizer, told = _MAKERS[source.kind](source, name, precision, commit, seed)
     if precision == torch.float64 and geometry_of(model.config).experts:
         model.set_experts_implementation("eager")  # one grouped product for all experts has no float64 kernel
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
@@ -216,6 +235,7 @@ def load(
             "device": str(device),
             "placement": placement,
             "backend": WALKED if _reads_a_source(model.config) else backend,
+            **told,
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
@@ -273,7 +293,7 @@ def fingerprint_of(model: Any, tokenizer: Any | None) -> str:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
         digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     if tokenizer is not None:
-        digest.update(tokenizer.backend_tokenizer.to_str().encode())
+        digest.update(tokenizer_identity(tokenizer).encode())
     return digest.hexdigest()
 
 
@@ -319,7 +339,13 @@ def _source_of(name: str) -> _Source:
 
 def _commit_of(source: _Source, name: str, revision: str | None) -> str:
     """The commit that a branch, tag or nothing stands for; config, weights and tokenizer are all read from it."""
-    path = _reach(source, name, lambda: hf_hub_download(source.place, "config.json", **_where(source, revision)))
+    where = _where(source, revision)
+    try:
+        path = _reach(source, name, lambda: hf_hub_download(source.place, CONFIG, **where))
+    except ModelUnavailable as error:
+        if isinstance(error.__cause__, EntryNotFoundError) and _is_stored(source, ADAPTERS[0], where):
+            refuse_adapter(name, ADAPTERS[0])
+        raise
     return Path(path).parent.name  # the cache keeps each commit's files in snapshots/COMMIT
 
 
@@ -330,21 +356,57 @@ def _where(source: _Source, revision: str | None) -> dict[str, Any]:
     return {"revision": revision, "local_files_only": not reachable()}
 
 
-def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
-    """Model and tokenizer from a folder or the hub."""
+def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
+    """Model and tokenizer from a folder or the hub, and what to tell of the files."""
     where = _where(source, commit)
+    folder = _folder_of(source, commit)
+    require_plain(name, folder)
+    require_no_adapter(name, folder)
+    if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # not every file of it is here yet
+        refuse_adapter(name, ADAPTERS[0])
+    settings = read_config(name, folder) if (folder / CONFIG).is_file() else {}
     config = _reach(source, name, lambda: AutoConfig.from_pretrained(source.place, trust_remote_code=False, **where))
-    anatomy_of(config.get_text_config())  # before gigabytes are fetched
-    _require_config(config.get_text_config())
+    _reach(source, name, lambda: _require_config(config))  # before gigabytes are fetched
+    held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
     model, found = _reach(source, name, lambda: _read(source.place, config, dtype, where))
     require_filled(name, model, found)
+    if held is None:  # fetched a moment ago
+        held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
+    told = {
+        "weights": [] if held is None else list(held.read),
+        "unread": [] if held is None else list(held.beside),
+        "code_not_run": sorted(map(str, settings.get("auto_map") or {})),
+        "tokenizer_loses": "",
+    }
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
-        return model, None
-    return model, _reach(source, name, lambda: _tokenizer(source.place, **where))
+        return model, None, told
+    tokenizer = _reach(source, name, lambda: _tokenizer(source.place, **where))
+    told["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
+    if told["tokenizer_loses"]:
+        log.warning("%s: %s", name, told["tokenizer_loses"])
+    return model, tokenizer, told
 
 
-def _require_config(config: Any) -> None:
+def _folder_of(source: _Source, commit: str | None) -> Path:
+    """Where the files lie: of the hub the cache's folder of this commit, as far as they were fetched."""
+    if source.hub_id is None:
+        return Path(source.place)
+    return Path(hf_hub_download(source.hub_id, CONFIG, revision=commit, local_files_only=True)).parent
+
+
+def _checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) -> Checkpoint | None:
+    """The weight files of the folder, which fit ``config``; None where there are none, or not all of them yet."""
+    held = Checkpoint.of(name, folder, settings)
+    if held is not None:
+        held.fits(geometry_of(config))
+    return held
+
+
+def _require_config(whole: Any) -> None:
     """Transformers takes any whole number for the length of its tables, and any id for a token."""
+    config = text_config(whole)
+    anatomy_of(config)
+    require_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and the one that follows it
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
@@ -409,6 +471,8 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     """Run one ``from_pretrained``; every way it fails for want of files, or by what they hold, becomes one error."""
     try:
         return action()
+    except EmadError:
+        raise
     except (OSError, HTTP_ERROR) as error:
         what = f"hub repository {source.hub_id}" if source.hub_id else "folder"
         raise ModelUnavailable(
@@ -444,7 +508,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0]
 
 
-def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
+def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
     """Random weights of a known geometry; a bundled one keeps its tokenizer."""
     if source.place in bundled.bundled_names():
         folder = str(bundled.weights_folder() / source.place)
@@ -454,7 +518,7 @@ def _random(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     else:
         raise BadArgument("name", name, f"random: and one of {', '.join((*bundled.bundled_names(), *PUBLISHED_NAMES))}")
     anatomy_of(config.get_text_config())
-    return _with_random_weights(config, seed), tokenizer
+    return _with_random_weights(config, seed), tokenizer, {}
 
 
 def _with_random_weights(config: Any, seed: int) -> Any:
@@ -478,7 +542,7 @@ def _with_random_weights(config: Any, seed: int) -> Any:
     return model
 
 
-def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> tuple[Any, Any | None]:
+def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None, seed: int) -> Made:
     """Blocks above layer 4 add exactly zero: exits at 4 or above lose nothing, exits below do.
 
     It reads text with the bundled tokenizer, which all bundled models share.
@@ -505,10 +569,10 @@ def _control(source: _Source, name: str, dtype: torch.dtype, commit: str | None,
     readable = [
         name for name in bundled.bundled_names() if (bundled.weights_folder() / name / "tokenizer.json").is_file()
     ]
-    return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None
+    return model, _tokenizer(str(bundled.weights_folder() / readable[0])) if readable else None, {}
 
 
-_MAKERS: dict[str, Callable[..., tuple[Any, Any | None]]] = {
+_MAKERS: dict[str, Callable[..., Made]] = {
     "bundled": _stored,
     "folder": _stored,
     "hub": _stored,

@@ -36,16 +36,17 @@ import logging
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from emad_ref.errors import BadArgument, EmadError
-from emad_ref.files import parsed_json
+from emad_ref.files import BadFile, parsed_json, reading
 from emad_ref.text import world
+from emad_ref.text.documents import clean_text
 from emad_ref.text.hub import offline, reachable
 from emad_ref.text.sources import file_documents
 
@@ -149,9 +150,12 @@ def _rows_of(path: Path, source: Source) -> Iterator[Placed]:
 
 
 def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list[Sample]:
-    """The rows, each of which has every field with a fitting value; none at all is an error too."""
+    """The rows, each of which has every field with a fitting value; none at all is an error too.
+
+    Texts lose a byte order mark and get \\n for every end of a line (``documents.clean_text``).
+    """
     good = []
-    for place, row in rows:
+    for place, row in ((place, _clean(row, place)) for place, row in rows):
         for field in fields:
             value = row.get(field.name)
             if field.name not in row or not field.fits(value, row):
@@ -161,6 +165,15 @@ def checked(rows: Iterable[Placed], fields: Iterable[Field], empty: str) -> list
     if not good:
         raise BadArgument("data", empty, "at least one", "fetch it again")
     return good
+
+
+def _clean(value: Any, place: str) -> Any:
+    """``value`` with every text in it clean, whatever it is nested in."""
+    if isinstance(value, str):
+        return clean_text(value, place)
+    if isinstance(value, dict):
+        return {name: _clean(item, f"{place}: {name}") for name, item in value.items()}
+    return [_clean(item, place) for item in value] if isinstance(value, list) else value
 
 
 def json_lines(path: Path) -> Iterator[Placed]:
@@ -256,17 +269,19 @@ def _opened(path: Path) -> Iterator[TextIO]:
     Raises:
         BadArgument: a damaged file, or no package to unpack it.
     """
-    opener = OPENERS.get(path.suffix, Path.open)
-    try:
-        with opener(path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8", newline="") as file:
-            yield file
-    except (UnicodeDecodeError, zlib.error, EOFError, csv.Error, OSError) as error:
-        raise BadArgument("data", str(path), "a complete file in UTF-8", f"fetch it again ({error})") from error
+    opener = OPENERS.get(path.suffix, nullcontext)
+    with reading(path, "data") as packed:
+        try:
+            with opener(packed) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+                yield file
+        except (UnicodeDecodeError, zlib.error, EOFError, csv.Error, OSError) as error:
+            raise BadFile("data", path, "a complete file in UTF-8", str(error), "fetch it again") from error
 
 
-def _unpacked_zstd(path: Path, mode: str) -> Any:
+def _unpacked_zstd(packed: IO[bytes]) -> Any:
+    path = Path(packed.name)  # as ``reading`` opened it
     arrow = _pyarrow(path, "", f"unpack it yourself: zstd -d {path.name}")
-    return arrow.input_stream(str(path), compression="zstd")
+    return arrow.input_stream(packed, compression="zstd")
 
 
 OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".zst": _unpacked_zstd}

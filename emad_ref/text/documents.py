@@ -6,10 +6,13 @@ scored as right or wrong. This module knows nothing of tokens, models or files.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
+
+from emad_ref.errors import BadArgument
 
 Split = Literal["train", "calibrate", "validate", "evaluate"]
 SPLITS: tuple[Split, ...] = ("train", "calibrate", "validate", "evaluate")
@@ -55,6 +58,28 @@ class Example:
 
 
 Documents = Iterator[str]
+
+BYTE_ORDER_MARK = "\ufeff"
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
+
+def clean_text(text: str, place: str) -> str:
+    """``text`` without a byte order mark at its start and with \\n for every end of a line.
+
+    The same words then give the same tokens, whichever system wrote them. ``place``: where the text stands, for the
+    message.
+
+    Raises:
+        BadArgument: a NUL, or half of a surrogate pair, which no encoding of text has.
+    """
+    found = _NO_TEXT.search(text)
+    if found is not None:
+        what = "NUL" if found[0] == "\0" else f"half of a surrogate pair (U+{ord(found[0]):04X})"
+        around = text[max(0, found.start() - 20) : found.start() + 20]
+        raise BadArgument(
+            place, around, f"text without {what}", f"character {found.start()} is one: remove it, or convert to UTF-8"
+        )
+    return text.removeprefix(BYTE_ORDER_MARK).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def split_of(text: str) -> Split:

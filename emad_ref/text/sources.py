@@ -6,6 +6,9 @@
 PATH                                 a .txt file (articles if it has WikiText headings, else paragraphs), a .jsonl file
                                      (field ``text``), or a folder with valid.txt and test.txt
 
+Whatever is read loses a byte order mark and gets a newline for every end of a line; NUL is refused
+(``documents.clean_text``).
+
 Splits never overlap: where a source has a test part, ``evaluate`` reads it and the other splits share the rest. What is
 shared is dealt in runs of consecutive documents, a file in one run per split, a stream in blocks: neighbours may be
 about one thing, above all paragraphs of one article, and a model calibrated on one of them has seen the other. Where
@@ -14,6 +17,8 @@ documents are paragraphs, the one at each border belongs to no split.
 
 from __future__ import annotations
 
+import io
+import logging
 import math
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -21,9 +26,9 @@ from pathlib import Path
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.extending import added, part_of
-from emad_ref.files import lines_of, parsed_json
+from emad_ref.files import file_kind, lines_of, parsed_json
 from emad_ref.text import world
-from emad_ref.text.documents import SPLITS, Documents, Split
+from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
 from emad_ref.text.hub import offline, reachable
 
 HUB_SETS = {  # repository, configuration
@@ -35,6 +40,9 @@ Quarters = tuple[int, int]  # of a source's documents, in order: first, and firs
 WHOLE: dict[Split, Quarters] = {"calibrate": (0, 1), "validate": (1, 2), "evaluate": (2, 4)}
 WITHOUT_TEST: dict[Split, Quarters] = {"calibrate": (0, 2), "validate": (2, 4)}  # what a test part leaves to share
 BLOCK = 25  # consecutive documents of a stream, whose end nobody knows, that stay in one split
+
+
+log = logging.getLogger(__name__)
 
 
 class CorpusUnavailable(EmadError):
@@ -66,12 +74,15 @@ def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None 
         return blocks(hub_documents(corpus, "train"), split)
     if corpus in added("corpora"):
         mine: Documents = part_of("corpora", corpus)(split, seed, data)
-        return mine
+        return (clean_text(text, f"{corpus}, {split}, document {number}") for number, text in enumerate(mine, start=1))
     path = Path(corpus)
     if path.is_dir():
         return folder_documents(path, split)
     if path.is_file():
         return file_part(path, WHOLE[split])
+    if path.exists():
+        kind = file_kind(path.stat().st_mode)
+        raise BadArgument("corpus", corpus, "a file or a folder", f"it is {kind}, which can be read once only: save it")
     known = ", ".join([*world.CORPORA, *FOLDERS, "self", *added("corpora")])
     raise BadArgument("corpus", corpus, f"one of {known}, or a path that exists", "check the spelling of the path")
 
@@ -128,7 +139,7 @@ def text_documents(path: Path) -> Iterator[str]:
     """Articles of a WikiText file (split at top-level headings), paragraphs of any other text."""
     wikitext = has_articles(path)
     document: list[str] = []
-    for line in lines_of(path, "corpus"):
+    for line in clean_lines(path):
         if is_heading(line) if wikitext else not line.strip():
             yield "".join(document)
             document = []
@@ -138,7 +149,18 @@ def text_documents(path: Path) -> Iterator[str]:
 
 def has_articles(path: Path) -> bool:
     """Whether a text file tells where one article ends: by WikiText's headings."""
-    return any(is_heading(line) for line in lines_of(path, "corpus"))
+    return any(is_heading(line) for line in clean_lines(path))
+
+
+def clean_lines(path: Path) -> Iterator[str]:
+    """Lines of a text file, each with its \\n, whichever ends they have there.
+
+    Raises:
+        BadArgument: what is no text, by its line.
+    """
+    for number, line in enumerate(lines_of(path, "corpus"), start=1):
+        text = clean_text(line, f"{path.name}, line {number}")
+        yield from io.StringIO(text)  # several, where a carriage return alone ended them
 
 
 def is_heading(line: str) -> bool:
@@ -161,7 +183,7 @@ def text_field(line: str, place: str) -> str:
         text = None
     if not isinstance(text, str):
         raise BadArgument(place, line[:60], 'a JSON object whose field "text" is a string', "mend the line")
-    return text
+    return clean_text(text, place)
 
 
 READERS = {".txt": text_documents, ".jsonl": jsonl_documents}
@@ -193,8 +215,16 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
         raise CorpusUnavailable(
             f"corpus={corpus!r}: {name} has fields {sorted(first)}, but expected 'text'; choose another corpus"
         )
-    lines = (row["text"] for row in rows)
+    lines = (clean_text(row["text"], name) for row in rows if not _holds_nul(row["text"], name))
     return (text for text in (articles(lines) if corpus == "wikitext" else lines) if text.strip())
+
+
+def _holds_nul(text: str, name: str) -> bool:
+    """Whether a document of the hub is left out, which says so: nobody can mend it there."""
+    if "\0" not in text:
+        return False
+    log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
+    return True
 
 
 def articles(lines: Iterable[str]) -> Iterator[str]:

@@ -1,0 +1,420 @@
+"""The folder of a checkpoint, checked before transformers opens a weight file or builds a layer.
+
+``read_config``      config.json as JSON: an object, whose parts are objects, of weights that are not quantised.
+``Checkpoint.of``    which weight files are read and which lie beside them unread; adapters are refused.
+``Checkpoint.fits``  stored tensors are floating point, and there are enough of them for the sizes in the config.
+
+Only plain files of the folder itself are read. A link is a plain file where it leads to one: the hub's cache keeps its
+files as links to blobs. Headers are read, numbers are not: ``models.filling`` compares name by name later.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from transformers import PreTrainedConfig
+
+from emad_ref.errors import BadArgument
+from emad_ref.files import BadFile, file_kind, parsed_json, read_json, read_text, reading
+from emad_ref.models.families import Family, family_of
+from emad_ref.models.filling import TABLES
+from emad_ref.models.geometry import Geometry
+
+CONFIG = "config.json"
+SAFETENSORS, SAFETENSORS_INDEX = "model.safetensors", "model.safetensors.index.json"
+BIN, BIN_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+WEIGHTS = (SAFETENSORS, SAFETENSORS_INDEX, BIN, BIN_INDEX)  # in transformers' order: the first that exists is read
+ADAPTERS = (
+    "adapter_config.json",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "adapters.safetensors",  # MLX
+    "pytorch_adapter.bin",  # AdapterHub
+)
+MERGE = (
+    "merge it into the weights (peft: model.merge_and_unload().save_pretrained(DIR)) and name that folder, or move the "
+    "adapter elsewhere to judge the weights without it"
+)
+# Files that hold weights, or say something of them, and change nothing that is judged; others, such as optimizer.pt,
+# belong to training.
+BESIDE = re.compile(
+    r"\.(safetensors|gguf|ot|h5|msgpack|onnx|pth)$|^pytorch_model.*\.bin$|\.index\.json$"
+    r"|^(value_head|medusa|lm_head|pytorch_model_head).*|^modules\.json$|^quant.*config\.json$|^hf_quant_config\.json$"
+)
+READ_BY_NAME = (".json", ".safetensors", ".bin", ".model", ".txt", ".jinja")
+NAMED_FILES = ("configuration_files", "fast_tokenizer_files")  # lists of names that transformers chooses from
+PARTS = ("decoder", "generator", "encoder", "text_encoder")  # and whatever ends in _config
+FLOATS = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+LARGEST_HEADER = 100_000_000  # bytes, as the format says
+LARGEST_SIZE = 2**40  # of a layer, a vocabulary, a window: far beyond any, and products of a few stay cheap
+LARGEST_TABLE = 2**20  # positions of a family that computes a table for all of them when it is built
+SAMPLED = 64  # numbers per tensor that are compared where two files hold the same weights
+
+_TORCH = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """What headers say: ``dtypes`` name → dtype as safetensors spells it, ``numbers`` name → how many it holds."""
+
+    dtypes: dict[str, str]
+    numbers: dict[str, int]
+
+    @property
+    def blocks(self) -> int:
+        """Layers of the deepest stack, by the first number in each name; 0 where no name has one."""
+        numbered = (re.search(r"\.(\d+)\.", name) for name in self.numbers)
+        return max((int(found[1]) + 1 for found in numbered if found), default=0)
+
+
+# ---------------------------------------------------------------- files
+
+
+def require_plain(name: str, folder: Path) -> None:
+    """Refuse a folder with a pipe, socket, device or broken link in it: reading such a file waits for ever or fails.
+
+    Raises:
+        BadArgument: naming the file.
+    """
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        try:
+            kind = file_kind(entry.stat().st_mode)
+        except OSError as error:  # a link that leads nowhere, or in a circle
+            if not entry.name.endswith(READ_BY_NAME):
+                continue
+            raise BadArgument("name", name, "a folder of plain files", f"{entry.name}: {error.strerror}") from error
+        if kind not in ("", "a folder"):
+            raise BadArgument("name", name, "a folder of plain files", f"{entry.name} is {kind}: remove it")
+
+
+def require_no_adapter(name: str, folder: Path) -> None:
+    """Refuse a folder that holds an adapter, beside weights, alone, or in a subfolder of its own.
+
+    Raises:
+        BadArgument: naming the file. The weights without it are not the model that somebody trained.
+    """
+    subfolders = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    for place in (folder, *subfolders):
+        held = next((file for file in ADAPTERS if (place / file).exists()), None)
+        if held is not None:
+            refuse_adapter(name, (place / held).relative_to(folder).as_posix())
+
+
+def refuse_adapter(name: str, file: str) -> None:
+    """Raises BadArgument, always."""
+    raise BadArgument("name", name, "a whole model without an adapter", f"it holds {file}: {MERGE}")
+
+
+def _own_file(name: str, folder: Path, file: Any, named_in: str) -> Path:
+    """``folder/file``, of a name that stands in a file of the folder, whether it exists or not.
+
+    Raises:
+        BadArgument: no name of a plain file in ``folder`` itself.
+    """
+    expected = f"names of plain files of its own folder in {named_in}"
+    if not isinstance(file, str) or not file or file in (".", "..") or set(file) & {"/", "\\", "\0"}:
+        raise BadArgument("name", name, expected, f"it names {file!r:.120}: save the checkpoint again")
+    path = folder / file
+    try:
+        kind = file_kind(path.stat().st_mode)
+    except FileNotFoundError:
+        return path  # transformers says which file is missing
+    except OSError as error:
+        raise BadArgument("name", name, expected, f"{file}: {error.strerror}; fetch or save it again") from error
+    if kind:
+        raise BadArgument("name", name, expected, f"{file} is {kind}: save the checkpoint again")
+    return path
+
+
+def read_config(name: str, folder: Path) -> dict[str, Any]:
+    """config.json as transformers will read it.
+
+    Raises:
+        BadFile: no JSON object.
+        BadArgument: a part that is no object, quantised weights, names of files outside of the folder.
+    """
+    config: dict[str, Any] = read_json(folder / CONFIG, CONFIG, dict, remedy="fetch or save it again")
+    for key, value in config.items():
+        if (key in PARTS or key.endswith("_config")) and not isinstance(value, dict | None):
+            raise BadArgument(f"config.{key}", _brief(value), "an object, as a part of a config is", f"mend {CONFIG}")
+    if config.get("quantization_config"):
+        method = config["quantization_config"].get("quant_method", "")
+        raise BadArgument(
+            "name",
+            name,
+            "weights that are not quantised",
+            f"config.quantization_config says {method!r:.60}: save a dequantised copy and name its folder",
+        )
+    _require_names(name, folder, config, CONFIG)
+    tokenizer = folder / "tokenizer_config.json"
+    if tokenizer.is_file():
+        _require_names(name, folder, _settings(tokenizer), tokenizer.name)
+    return config
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """A JSON object whose numbers may be of any size: an unbounded ``model_max_length`` is 10³⁰. Raises BadFile."""
+    try:
+        found = json.loads(read_text(path, path.name))
+        if not isinstance(found, dict):
+            raise ValueError(f"it holds a {type(found).__name__}")
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, BadFile):
+            raise
+        raise BadFile(path.name, path, "an object of JSON", str(error), "fetch or save it again") from error
+    return found
+
+
+def _require_names(name: str, folder: Path, settings: Mapping[str, Any], file: str) -> None:
+    for key in NAMED_FILES:
+        listed = settings.get(key)
+        for each in listed if isinstance(listed, list) else [] if listed is None else [listed]:
+            _own_file(name, folder, each, f"{file}: {key}")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``folder`` and names in it: ``read`` weight files, in order; ``beside``: weight files that are not."""
+
+    name: str
+    folder: Path
+    read: tuple[str, ...]
+    beside: tuple[str, ...]
+
+    @staticmethod
+    def of(name: str, folder: Path, config: Mapping[str, Any]) -> Checkpoint | None:
+        """The weight files of a folder, in transformers' order; None where there are none, or not all of them.
+
+        Raises:
+            BadArgument, BadFile: an index that names anything but plain files of its folder; weights in one file and
+                in shards at once; a .bin file beside safetensors whose numbers differ.
+        """
+        chosen = config.get("transformers_weights")
+        first = next((file for file in WEIGHTS if (folder / file).is_file()), None) if chosen is None else chosen
+        if first is None:
+            return None
+        read = _shards(name, folder, first)
+        if first == SAFETENSORS and (folder / SAFETENSORS_INDEX).is_file():
+            sharded = set(_shards(name, folder, SAFETENSORS_INDEX))
+            if sharded != {SAFETENSORS}:
+                raise BadArgument(
+                    "name",
+                    name,
+                    "one set of weights",
+                    f"it holds {SAFETENSORS} and {len(sharded)} shards of {SAFETENSORS_INDEX}: remove those not meant",
+                )
+        if not all((folder / file).is_file() for file in read):
+            return None
+        held = sorted(entry.name for entry in folder.iterdir() if entry.is_file())
+        beside = tuple(file for file in held if BESIDE.search(file) and file not in (*read, first))
+        found = Checkpoint(name, folder, read, beside)
+        if first in (SAFETENSORS, SAFETENSORS_INDEX):
+            for file in beside:
+                if re.fullmatch(r"pytorch_model.*\.bin", file):
+                    found._require_same(file)
+        return found
+
+    def fits(self, geometry: Geometry) -> None:
+        """Refuse stored tensors that are no floating-point numbers, or far too few for the sizes in the config.
+
+        A model of twice the stored numbers or layers is refused here, before it takes its memory and time. A smaller
+        difference is found name by name once the model is built.
+
+        Raises:
+            BadArgument, BadFile: also a damaged header, and a tensor that stands in two files.
+        """
+        stored = self.headers()
+        for tensor, dtype in stored.dtypes.items():
+            if dtype not in FLOATS and not TABLES.search(tensor):
+                raise BadArgument(
+                    "name",
+                    self.name,
+                    "weights in floating point",
+                    f"{tensor} is stored as {dtype}: save a dequantised copy and name its folder",
+                )
+        numbers, blocks = sum(stored.numbers.values()), stored.blocks
+        parameters, layers = geometry.parameters(), max(geometry.layers, geometry.encoder_layers)
+        if parameters > 2 * numbers or layers > 2 * blocks:
+            raise BadArgument(
+                "name",
+                self.name,
+                "a checkpoint that fills the model of its config",
+                f"{CONFIG} describes {parameters:,} parameters in {layers:,} layers of width {geometry.hidden:,} with "
+                f"{geometry.vocabulary:,} tokens, its files hold {numbers:,} numbers in {blocks:,} layers: save both "
+                "together again, or fetch both",
+            )
+
+    def headers(self) -> Tensors:
+        """What the headers of all files say.
+
+        Raises:
+            BadArgument, BadFile: a damaged one; a tensor that stands in two files.
+            UnpicklingError: a .bin file that holds more than tensors.
+        """
+        dtypes: dict[str, str] = {}
+        numbers: dict[str, int] = {}
+        for file in self.read:
+            path = self.folder / file
+            found = _bin_header(path) if path.suffix == ".bin" else _safetensors_header(self.name, path)
+            twice = next((tensor for tensor in found if tensor in dtypes), None)
+            if twice is not None:
+                raise BadArgument(
+                    "name", self.name, "each tensor in one file", f"{twice} stands in two: save the checkpoint again"
+                )
+            dtypes |= {tensor: dtype for tensor, (dtype, _) in found.items()}
+            numbers |= {tensor: count for tensor, (_, count) in found.items()}
+        return Tensors(dtypes, numbers)
+
+    def _require_same(self, other: str) -> None:
+        """Refuse a .bin file whose tensors differ from the safetensors', in shape or in numbers sampled evenly."""
+        try:
+            theirs = torch.load(self.folder / other, map_location="cpu", weights_only=True, mmap=True)
+        except Exception:  # damaged, of old, or no weights: it is not read, and the report says so
+            return
+        for file in self.read:
+            with safe_open(self.folder / file, framework="pt") as ours:
+                for tensor in ours.keys():  # noqa: SIM118  # it is no mapping
+                    mine, value = ours.get_slice(tensor), theirs.get(tensor)
+                    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+                        continue
+                    if list(mine.get_shape()) != list(value.shape) or not _alike(ours.get_tensor(tensor), value):
+                        raise BadArgument(
+                            "name",
+                            self.name,
+                            "one set of weights",
+                            f"{tensor} in {file} is not the one in {other}: remove the file that is not meant",
+                        )
+
+
+def _alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether numbers sampled evenly agree in the coarser of the two precisions."""
+    step = max(1, first.numel() // SAMPLED)
+    coarser = min(first.dtype, second.dtype, key=lambda dtype: torch.finfo(dtype).bits)
+    one, other = (values.flatten()[::step].to(coarser).double() for values in (first, second))
+    tolerance = 0.0 if first.dtype == second.dtype else 1e-2  # each was rounded from a third precision
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * 1e-4, equal_nan=True)
+
+
+def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
+    """``first`` itself, or the files that it lists where it is an index."""
+    path = _own_file(name, folder, first, CONFIG)
+    if not path.name.endswith(".index.json"):
+        return (path.name,)
+    index = read_json(path, "name", dict, remedy="fetch or save it again")
+    places = index.get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise BadArgument("name", name, f"a weight_map of tensors and files in {path.name}", "save it again")
+    files = sorted({str(file) if isinstance(file, str) else repr(file) for file in places.values()})
+    return tuple(_own_file(name, folder, file, path.name).name for file in files)
+
+
+def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
+    """Tensor → (dtype, how many numbers)."""
+    try:
+        with reading(path, "name") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if not 0 < length <= min(size - 8, LARGEST_HEADER):
+                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+            header = parsed_json(file.read(length))
+        header.pop("__metadata__", None)
+        ends = [entry["data_offsets"][1] for entry in header.values()]
+        if max(ends, default=0) != size - 8 - length:
+            raise ValueError(f"tensors of {max(ends, default=0):,} bytes in {size - 8 - length:,}")
+        return {tensor: (str(entry["dtype"]), _product(entry["shape"])) for tensor, entry in header.items()}
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        if isinstance(error, BadArgument):
+            raise
+        raise BadArgument(
+            "name",
+            name,
+            "a complete safetensors file",
+            f"{path.name}: {type(error).__name__}: {error}: fetch or save the weights again",
+        ) from error
+
+
+def _product(shape: Sequence[int]) -> int:
+    numbers = 1
+    for size in shape:
+        numbers *= size
+    return numbers
+
+
+def _bin_header(path: Path) -> dict[str, tuple[str, int]]:
+    held = torch.load(path, map_location="meta", weights_only=True)
+    tensors = held.items() if isinstance(held, dict) else ()
+    return {
+        name: (_TORCH.get(value.dtype, str(value.dtype).removeprefix("torch.")), value.numel())
+        for name, value in tensors
+        if isinstance(value, torch.Tensor)
+    }
+
+
+# ---------------------------------------------------------------- what a config says
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The text part of a config.
+
+    Raises:
+        BadArgument: parts of which none is a config of its own, or several are.
+    """
+    try:
+        found = config.get_text_config()
+    except ValueError as error:
+        raise BadArgument("config", config.model_type, "one part that is the text model", str(error)[:120]) from error
+    if not isinstance(found, PreTrainedConfig):
+        held = next(key for key in ("text_config", *PARTS) if getattr(config, key, None) is found)
+        raise BadArgument(
+            f"config.{held}", _brief(found), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
+        )
+    return found
+
+
+def require_sizes(config: PreTrainedConfig) -> None:
+    """Refuse a text config whose sizes are no whole numbers of at least 1.
+
+    Raises:
+        BadArgument: naming the field; a family without a row.
+    """
+    family = family_of(config)
+    for key, may_be_empty in _sizes(family):
+        value = getattr(config, key, None)
+        if value is None and may_be_empty:
+            continue
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+            raise BadArgument(f"config.{key}", _brief(value), "a whole number of at least 1", f"mend {CONFIG}")
+    positions = getattr(config, "max_position_embeddings", None)
+    if family.anatomy.positions_inside and (positions or 0) > LARGEST_TABLE:
+        expected = f"at most {LARGEST_TABLE:,}: this family computes a table of all positions"
+        raise BadArgument("config.max_position_embeddings", positions, expected, f"mend {CONFIG}")
+
+
+def _sizes(family: Family) -> list[tuple[str, bool]]:
+    """Config keys of sizes, and whether each may be empty or absent."""
+    sizes = family.sizes
+    needed = (sizes.layers, sizes.hidden, sizes.heads, "vocab_size", sizes.encoder_layers)
+    optional = (
+        sizes.head_dim,
+        sizes.intermediate,
+        sizes.experts_used,
+        "num_key_value_heads",
+        "max_position_embeddings",
+        "n_positions",
+        "sliding_window",
+        "word_embed_proj_dim",
+    )
+    return [*((key, False) for key in needed if key), *((key, True) for key in optional if key)]
+
+
+def _brief(value: object) -> object:
+    shown = repr(value)
+    return value if len(shown) <= 120 else f"{shown[:100]}…"
