@@ -32,6 +32,9 @@ from emad_ref.record import Floats, Ints
 SCHEMA = 3
 MINIMUM_TOKENS = 500  # behind a bin's thresholds: a mean entropy with deviation 1.5 nats is then known to ± 0.07
 
+DERIVED = ("mean_nats", "targets_nats", "fallbacks", "bin_targets_nats")  # fields that statistics give
+DERIVED_AGREEMENT = 1e-6  # relative, and nats: versions of scikit-learn sum in other orders
+
 ONE_BIN = BinSpec()
 
 Rows = tuple[tuple[float, ...], ...]
@@ -349,7 +352,8 @@ def load_profile(path: Path | str) -> Profile:
     """Read a profile written by ``save``.
 
     Raises:
-        BadProfile: missing, not JSON, of another schema, with missing, unknown or impossible fields.
+        BadProfile: missing, not JSON, of another schema, with missing, unknown or impossible fields, or with numbers
+            that do not follow from its statistics.
     """
     try:
         data = read_json(path, "profile", constants=True)
@@ -375,4 +379,24 @@ def load_profile(path: Path | str) -> Profile:
         raise BadProfile(
             f"profile={str(path)!r} has {name}={brief(data[name])!r}, but expected {expected}; calibrate again"
         )
-    return Profile(**values(data))
+    profile = Profile(**values(data))
+    _require_derived(profile, path)
+    return profile
+
+
+def _require_derived(profile: Profile, path: Path | str) -> None:
+    """Refuse means, targets and fallbacks that its own statistics do not give: somebody edited them.
+
+    A profile without statistics, written by hand, says so by that.
+    """
+    if profile.statistics is None:
+        return
+    again = _fitted(profile, profile.bins, profile.statistics)
+    for name in DERIVED:
+        held, given = (np.array(getattr(each, name), dtype=np.float64) for each in (profile, again))
+        if held.shape != given.shape or not np.allclose(held, given, rtol=DERIVED_AGREEMENT, atol=DERIVED_AGREEMENT):
+            raise BadProfile(
+                f"profile={str(path)!r} has {name}={brief(getattr(profile, name))!r}, but its statistics give "
+                f"{brief(getattr(again, name))!r}: one of them was edited; calibrate again, or set statistics to null "
+                "in a profile written by hand"
+            )

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from emad_ref.calibration.running import BUCKETS, Statistics
+from emad_ref.calibration.running import BUCKETS, EDGES_NATS, Statistics
 from emad_ref.point import BinSpec
+from emad_ref.record import Floats
 
 AGREEMENT = 1e-9  # relative; a mean and the sums it came from, both through JSON, which keeps every digit
 
@@ -165,7 +166,16 @@ def _are_statistics(data: Mapping[str, Any]) -> bool:
         return False
     counted = (parsed.histogram.sum(axis=-1) == parsed.tokens[:, None]).all()
     means = parsed.sums.sum(axis=0) / data["tokens"]
-    return bool(counted and np.allclose(means, data["mean_nats"], rtol=AGREEMENT, atol=0))
+    if not (counted and np.allclose(means, data["mean_nats"], rtol=AGREEMENT, atol=0)):
+        return False
+    return _is_within(parsed.sums, parsed, EDGES_NATS) and _is_within(parsed.squares, parsed, EDGES_NATS**2)
+
+
+def _is_within(total: Floats, parsed: Statistics, edges: Floats) -> bool:
+    """Whether ``total`` [bins, layers] lies where the histogram puts it: each entropy between its bucket's edges."""
+    least, most = (parsed.histogram @ side for side in (edges[:-1], edges[1:]))
+    slack = 1e-6 * parsed.tokens[:, None] + 1e-9 * most  # an entropy may be a rounding below zero
+    return bool(((total >= least - slack) & (total <= most + slack)).all())
 
 
 # field, whether its value is possible beside the fields above it, what is expected of it

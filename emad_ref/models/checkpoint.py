@@ -84,13 +84,16 @@ def require_plain(name: str, folder: Path) -> None:
     Raises:
         BadArgument: naming the file.
     """
-    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+    templates = folder / "additional_chat_templates"  # the one subfolder that transformers reads
+    entries = [*os.scandir(folder), *(os.scandir(templates) if templates.is_dir() else ())]
+    for entry in sorted(entries, key=lambda entry: entry.name):
         try:
             kind = file_kind(entry.stat().st_mode)
         except OSError as error:  # a link that leads nowhere, or in a circle
             if not entry.name.endswith(READ_BY_NAME):
                 continue
-            raise BadArgument("name", name, "a folder of plain files", f"{entry.name}: {error.strerror}") from error
+            said = f"{entry.name} is a link that leads nowhere ({error.strerror}): remove it"
+            raise BadArgument("name", name, "a folder of plain files", said) from error
         if kind not in ("", "a folder"):
             raise BadArgument("name", name, "a folder of plain files", f"{entry.name} is {kind}: remove it")
 
@@ -312,27 +315,25 @@ def _shards(name: str, folder: Path, first: Any) -> tuple[str, ...]:
     places = index.get("weight_map")
     if not isinstance(places, dict) or not places:
         raise BadArgument("name", name, f"a weight_map of tensors and files in {path.name}", "save it again")
-    files = sorted({str(file) if isinstance(file, str) else repr(file) for file in places.values()})
-    return tuple(_own_file(name, folder, file, path.name).name for file in files)
+    strange = [file for file in places.values() if not isinstance(file, str)]
+    return tuple(_own_file(name, folder, file, path.name).name for file in strange[:1] or sorted(set(places.values())))
 
 
 def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
     """Tensor → (dtype, how many numbers)."""
+    with reading(path, "name") as file:
+        size, length = os.fstat(file.fileno()).st_size, int.from_bytes(file.read(8), "little")
+        text = file.read(min(length, LARGEST_HEADER))
     try:
-        with reading(path, "name") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if not 0 < length <= min(size - 8, LARGEST_HEADER):
-                raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
-            header = parsed_json(file.read(length))
+        if len(text) != length or size < 8:
+            raise ValueError(f"a header of {length:,} bytes in a file of {size:,}")
+        header = parsed_json(text)
         header.pop("__metadata__", None)
         ends = [entry["data_offsets"][1] for entry in header.values()]
         if max(ends, default=0) != size - 8 - length:
             raise ValueError(f"tensors of {max(ends, default=0):,} bytes in {size - 8 - length:,}")
         return {tensor: (str(entry["dtype"]), _product(entry["shape"])) for tensor, entry in header.items()}
     except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        if isinstance(error, BadArgument):
-            raise
         raise BadArgument(
             "name",
             name,
@@ -344,6 +345,8 @@ def _safetensors_header(name: str, path: Path) -> dict[str, tuple[str, int]]:
 def _product(shape: Sequence[int]) -> int:
     numbers = 1
     for size in shape:
+        if type(size) is not int or size < 0:
+            raise ValueError(f"a shape of {list(shape)!r:.80}")
         numbers *= size
     return numbers
 
@@ -392,6 +395,9 @@ def require_sizes(config: PreTrainedConfig) -> None:
             continue
         if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
             raise BadArgument(f"config.{key}", _brief(value), "a whole number of at least 1", f"mend {CONFIG}")
+    if bool(config.is_encoder_decoder) is not family.reads_a_source:
+        expected = f"{family.reads_a_source}, as in every {config.model_type}"
+        raise BadArgument("config.is_encoder_decoder", config.is_encoder_decoder, expected, f"mend {CONFIG}")
     positions = getattr(config, "max_position_embeddings", None)
     if family.anatomy.positions_inside and (positions or 0) > LARGEST_TABLE:
         expected = f"at most {LARGEST_TABLE:,}: this family computes a table of all positions"

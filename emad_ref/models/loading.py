@@ -40,6 +40,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
+    StrictDataclassError,
 )
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
@@ -375,7 +376,7 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     told = {
         "weights": [] if held is None else list(held.read),
         "unread": [] if held is None else list(held.beside),
-        "code_not_run": sorted(map(str, settings.get("auto_map") or {})),
+        "code_not_run": str(settings.get("auto_map") or ""),
         "tokenizer_loses": "",
     }
     if not any(_is_stored(source, file, where) for file in TOKENIZER_FILES):
@@ -483,6 +484,13 @@ def _reach(source: _Source, name: str, action: Callable[[], Any]) -> Any:
     except SafetensorError as error:
         raise BadArgument(
             "name", name, "a complete safetensors file", f"{_first_line(error)}: fetch or save the weights again"
+        ) from error
+    except StrictDataclassError as error:
+        raise BadArgument(
+            "name",
+            name,
+            "a config whose fields have the types of its family",
+            f"{' '.join(str(error).split())[:300]}; mend {CONFIG}",
         ) from error
     except UnpicklingError as error:
         raise BadArgument(

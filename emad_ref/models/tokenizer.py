@@ -50,7 +50,7 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
             number for number, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         outside = {number for number in tokenizer.get_vocab().values() if not 0 <= number < rows} - special
-    except Exception as error:  # a damaged one raises whatever its backend raises, a panic of Rust among them
+    except Exception as error:  # a damaged one raises whatever its backend raises
         said = f"{type(error).__name__}: {str(error)[:120]}; {REMEDY}"
         raise BadArgument("name", name, "a tokenizer that reads plain text", said) from error
     if not ids:
@@ -65,5 +65,5 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
 
 
 def _letters(text: str) -> str:
-    """What has to come back: spaces and case are often normalised on purpose."""
-    return "".join(str(text).split()).casefold()
+    """What has to come back: most tokenizers normalise spaces on purpose."""
+    return "".join(str(text).split())

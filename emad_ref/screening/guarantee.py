@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -139,6 +139,12 @@ def _tried(each: Tried) -> bool:
     return isinstance(each.name, str) and _number(each.loss) and _number(each.p)
 
 
+def _passed(it: Guarantee) -> str | None:
+    """What the walk along ``tested`` chooses: it goes on as long as p-values allow."""
+    passed = [tried.name for tried in takewhile(lambda tried: tried.p <= it.error, it.tested)]
+    return passed[-1] if passed else None
+
+
 # field → what it holds, in words, and whether it does where those before it are sound
 SOUND: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
     "loss": (f"one of {', '.join(LOSSES)}", lambda it: isinstance(it.loss, str) and it.loss in LOSSES),
@@ -152,8 +158,8 @@ SOUND: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
         lambda it: bool(it.tested) and all(map(_tried, it.tested)),
     ),
     "chosen": (
-        "the name of a threshold that was tested, or None",
-        lambda it: it.chosen is None or it.chosen in [tried.name for tried in it.tested],
+        "the name of a threshold that was tested, the last whose p-value is at most error, or None",
+        lambda it: it.chosen == _passed(it),
     ),
     "capped": ("a finite number", lambda it: _number(it.capped)),
     "power": ("a finite number", lambda it: _number(it.power)),
