@@ -21,6 +21,7 @@ from emad_ref.files import (
     lines_of,
     parsed_json,
     read_json,
+    read_text,
     read_toml,
     reading,
     remove,
@@ -263,3 +264,22 @@ def test_a_file_that_breaks_off_while_it_is_read_says_so(tmp_path: Path) -> None
     said = pytest.raises(BadFile, match=r"a file that can be read; .* \(Input/output error")
     with said, reading(tmp_path / "x", "corpus"):
         raise OSError(errno.EIO, "Input/output error")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes('{"a": 1}\n{"b": 2}'.encode("utf-8-sig"))
+    assert read_text(path, "x").startswith("{")
+    assert list(lines_of(path, "x")) == ['{"a": 1}\n', '{"b": 2}']
+    path.write_bytes('{"a": 1}'.encode("utf-8-sig"))
+    assert read_json(path, "x") == {"a": 1}
+    path.write_bytes("a = 1".encode("utf-8-sig"))
+    assert read_toml(path, "x") == {"a": 1}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32"])
+def test_another_encoding_is_named(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "file").write_text("text", encoding=encoding)
+    for read in (read_text, lambda *of: list(lines_of(*of))):
+        with pytest.raises(BadFile, match=r"in UTF-8; convert it first \(.*byte order mark of UTF-16 or UTF-32"):
+            read(tmp_path / "file", "x")

@@ -364,6 +364,41 @@ def test_statistics_that_do_not_agree_with_the_profile_are_refused(binned, tmp_p
         load_profile(tmp_path / "p.json")
 
 
+@pytest.mark.parametrize("name", ["sums", "squares"])
+def test_sums_that_the_histogram_does_not_allow_are_refused(binned, tmp_path, name):
+    """Edited together with the means: a bucket is 0.41 % wide, so that 1 % is found."""
+    data = binned.to_json()
+    data["statistics"][name] = [[value * 1.01 for value in row] for row in data["statistics"][name]]
+    if name == "sums":
+        data["mean_nats"] = [value * 1.01 for value in data["mean_nats"]]
+    (tmp_path / "p.json").write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(BadProfile, match="statistics that agree with tokens, sequences and means"):
+        load_profile(tmp_path / "p.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("targets_nats", lambda rows: [value + 1e-4 for value in rows]),
+        ("targets_nats", lambda rows: [rows[0] * 2, *rows[1:]]),
+        ("bin_targets_nats", lambda rows: [[value + 1e-4 for value in rows[0]], *rows[1:]]),
+        ("fallbacks", lambda rows: [(rows[0] + 1) % 3, *rows[1:]]),
+    ],
+)
+def test_numbers_that_its_statistics_do_not_give_are_named(binned, tmp_path, name, change):
+    data = json.loads(json.dumps(binned.to_json()))
+    (tmp_path / "p.json").write_text(json.dumps(data | {name: change(data[name])}), encoding="utf-8")
+    with pytest.raises(BadProfile, match=f"has {name}=.*but its statistics give .*: one of them was edited; calibr"):
+        load_profile(tmp_path / "p.json")
+
+
+def test_a_profile_by_hand_says_so_by_having_no_statistics(binned, tmp_path):
+    data = binned.to_json() | {"statistics": None}
+    data["targets_nats"] = [value + 1.0 for value in data["targets_nats"]]
+    (tmp_path / "p.json").write_text(json.dumps(data), encoding="utf-8")
+    assert load_profile(tmp_path / "p.json").targets_nats == tuple(data["targets_nats"])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -93,3 +93,10 @@ def test_an_encoder_decoder_reads_the_text_as_its_source():
 def test_no_new_token_is_refused(tiny):
     with pytest.raises(BadArgument, match="max_new=0"):
         next(decoded(WalkedDecoder(tiny.stepper, POINT), Prompt(np.array([1])), 0))
+
+
+def test_a_prompt_is_clean_text_as_a_document_is(tiny):
+    assert prompt_of(tiny, "\ufeffa\r\nb").tokens.tolist() == prompt_of(tiny, "a\nb").tokens.tolist()
+    for text, said in (("a\0b", "NUL"), ("a\udcff", "half of a surrogate pair")):
+        with pytest.raises(BadArgument, match=rf"prompt=.*text without {said}"):
+            prompt_of(tiny, text)

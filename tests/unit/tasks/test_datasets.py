@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -474,3 +475,22 @@ def test_the_worlds_splits_are_seeded_and_differ():
     assert one["test"][0]["prompt"].endswith("?")
     assert one["test"][0]["answer"].count(" key is in the ") == 5
     assert one["validation"].to_list() != one["test"].to_list()
+
+
+@pytest.mark.parametrize("name", ["test.jsonl", "test.jsonl.gz"])
+def test_rows_are_clean_text_or_refused_by_file_line_and_field(tmp_path, name):
+    pack = gzip.compress if name.endswith("gz") else bytes
+    row = GSM8K[0]
+    (tmp_path / name).write_bytes(pack(json.dumps(row | {"question": "\ufeffOne\r\ntwo?"}).encode("utf-8-sig")))
+    assert read("gsm8k", "test", tmp_path)[0]["question"] == "One\ntwo?"
+    (tmp_path / name).write_bytes(pack(json.dumps(row | {"question": "One\0"}).encode()))
+    with pytest.raises(BadArgument, match=r"line 1: question='One\\x00', but expected text without NUL"):
+        read("gsm8k", "test", tmp_path)
+
+
+def test_a_pipe_among_a_folders_files_is_refused(tmp_path):
+    folder = tmp_path / "math" / "test" / "algebra"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "1.json")
+    with pytest.raises(BadArgument, match=r"1\.json', but expected a file; name a regular file \(it is a pipe\)"):
+        read("math", "test", tmp_path / "math" / "algebra")

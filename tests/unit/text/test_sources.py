@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import sys
 from types import SimpleNamespace
@@ -189,3 +190,82 @@ def test_a_hub_set_with_other_fields_is_refused(hub):
 def test_articles_lose_no_line():
     lines = WIKITEXT.splitlines(keepends=True)
     assert "".join(articles(lines)) == WIKITEXT
+
+
+PARAGRAPHS = "\n\n".join(f"paragraph {i}\nof two lines" for i in range(16))
+
+
+@pytest.mark.parametrize(
+    "written_as",
+    [
+        lambda text: text.encode(),
+        lambda text: text.encode("utf-8-sig"),
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: text.replace("\n", "\r\n").encode("utf-8-sig"),
+        lambda text: text.replace("\n", "\r").encode(),
+    ],
+    ids=["plain", "byte order mark", "windows", "both", "carriage returns"],
+)
+@pytest.mark.parametrize("name", ["a.txt", "folder/valid.txt", "a.jsonl", "escaped.jsonl"])
+def test_the_same_words_are_the_same_documents(tmp_path, name, written_as):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    if name == "escaped.jsonl":  # inside the strings
+        lines = (json.dumps({"text": written_as(text).decode()}) for text in PARAGRAPHS.split("\n\n"))
+        path.write_text("\n".join(lines))
+    elif name == "a.jsonl":  # of the file
+        lines = "\n".join(json.dumps({"text": text}) for text in PARAGRAPHS.split("\n\n"))
+        path.write_bytes(written_as(lines) if b"\n" in written_as("\n") else lines.encode())
+    else:
+        path.write_bytes(written_as(PARAGRAPHS))
+    corpus = path.parent if path.parent != tmp_path else path
+    for split in ("calibrate", "validate"):
+        found = [text.strip("\n") for text in documents_of(str(corpus), split)]
+        assert set(found) <= set(PARAGRAPHS.split("\n\n"))
+        assert len(found) >= 2
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "a.txt",
+            b"one\n\ntwo \0 words\n",
+            r"a\.txt, line 3='two \\x00 words\\n', but expected text without NUL",
+        ),
+        ("a.txt", "one\n\ntwo".encode("utf-16"), r"expected a file in UTF-8; convert it first \(.*UTF-16"),
+        ("a.txt", "one\n\ntwo".encode("utf-32"), r"expected a file in UTF-8; convert it first \(.*UTF-32"),
+        ("a.txt", "one\n\ntwo".encode("utf-16-le"), r"a\.txt, line 1=.*text without NUL"),
+        ("a.txt", b"one\n\n\xe9t\xe9\n", r"expected a file in UTF-8; convert it first \(line 3: "),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "b \\u0000"}\n', r"a\.jsonl, line 2=.*text without NUL"),
+        ("a.jsonl", b'{"text": "b \\ud83d"}\n', r"a\.jsonl, line 1=.*half of a surrogate pair"),
+        ("a.jsonl", b'{"text": "a\0"}\n', r"a\.jsonl, line 1="),
+    ],
+)
+def test_what_is_no_text_is_refused_by_file_and_line(tmp_path, name, data, said):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(BadArgument, match=said):
+        list(documents_of(str(tmp_path / name), "evaluate"))
+
+
+def test_a_whole_character_in_two_escapes_is_text(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "\\ud83d\\ude00"}\n' * 4)
+    assert set(documents_of(str(tmp_path / "a.jsonl"), "evaluate")) == {"\U0001f600"}
+
+
+def test_a_pipe_is_no_corpus(tmp_path):
+    """Splits are dealt by number: a file is read more than once."""
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(BadArgument, match=r"expected a file or a folder; it is a pipe, which can be read once only"):
+        documents_of(str(tmp_path / "a.txt"), "evaluate")
+    with pytest.raises(BadArgument, match="it is a device"):
+        documents_of(os.devnull, "evaluate")
+
+
+def test_a_document_of_the_hub_with_nul_is_left_out_and_told(monkeypatch, caplog):
+    rows = [{"text": "one\r\n"}, {"text": "t\0wo"}, {"text": "\ufeffthree"}]
+    datasets = SimpleNamespace(load_dataset=lambda *_, **__: rows)
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    monkeypatch.setattr(sources, "reachable", lambda: True)
+    assert list(sources.hub_documents("pile", "train")) == ["one\n", "three"]
+    assert "a document holds NUL, which is no text, and is left out: 't\\x00wo'" in caplog.text
