@@ -8,7 +8,9 @@ say: here stand no intervals.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,15 +21,21 @@ from emad_ref.decoding.selftext import own_documents
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import Loaded
 from emad_ref.models.required import require_documents, tokenizer_of
+from emad_ref.models.tokenizer import worse_than_a_guess
 from emad_ref.point import full_depth
 from emad_ref.policy.thresholds import default_probes
+from emad_ref.record import Ints
 from emad_ref.sweep.families import SETTINGS
 from emad_ref.sweep.grids import Spacing, emad_margins
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import PERPLEXITY_POINTS, PERPLEXITY_RELATIVE, cheapest_within_bounds
 from emad_ref.text.documents import CORPUS, DOCUMENTS, Split
 from emad_ref.text.sources import documents_of
-from emad_ref.text.tokens import tokens_of
+from emad_ref.text.tokens import LongDocument, tokens_of
+
+TRIED = 128  # tokens of the first window that is read, to see whether model and tokenizer belong together
+
+log = logging.getLogger(__name__)
 
 
 class NoMargin(EmadError):
@@ -99,10 +107,24 @@ def windows_of(
     require_documents(model)
     stepper = model.stepper
     window = window_of(stepper.max_positions)
+    documents: Iterator[Ints | LongDocument]
     if corpus == "self":
         documents = own_documents(stepper, model.opening or 0, min(window, 256) - 1, split)
     else:
         tokenizer = tokenizer_of(model)
         texts = documents_of(corpus, split, data=data)
         documents = (tokens_of(tokenizer, text) for text in texts)
-    return windows(documents, window, model.opening, limit, per_document)
+    found = windows(documents, window, model.opening, limit, per_document)
+    return _told(model, corpus, found) if corpus != "self" and split == "calibrate" else found
+
+
+def _told(model: Loaded, corpus: str, found: Iterator[TokenSequence]) -> Iterator[TokenSequence]:
+    """The windows; a warning where the model predicts the first worse than a guess would."""
+    for number, window in enumerate(found):
+        if number == 0 and model.trained:
+            loss = float(
+                take_trace(model.stepper, [replace(window, tokens=window.tokens[:TRIED])]).nll_nats[:, -1].mean()
+            )
+            if said := worse_than_a_guess(loss, model.geometry.vocabulary):
+                log.warning("%s on %s: %s", model.name, corpus, said)
+        yield window

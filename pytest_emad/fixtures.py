@@ -82,6 +82,8 @@ def emad_record(
     )
     for facts in models:
         record.model(facts)
+        if facts.get("tokenizer_loses"):
+            record.note(f"{facts['name']}: {facts['tokenizer_loses']}")
     yield record
     for loaded, facts in zip(asked_for, models, strict=True):
         if loaded.facts != facts:

@@ -13,6 +13,7 @@ import numpy as np
 from emad_ref.evidence.exhibits import Exhibits, Table
 from emad_ref.evidence.points import Points
 from emad_ref.evidence.published import Published
+from emad_ref.models.tokenizer import worse_than_a_guess
 from emad_ref.replay import depths
 from emad_ref.sweep.losses import Loss, depth_by_position, tokens_before
 from emad_ref.sweep.select import equal_flops
@@ -28,8 +29,15 @@ def point_exhibits(points: Points, intervals: Mapping[str, Interval]) -> Exhibit
 
     ``intervals``: name of a point → 95 % interval of its perplexity rise, where a question estimated one.
     """
-    notes = reading_note(points), *(collapse_note(points, loss) for loss in points.losses)
+    notes = reading_note(points), *guess_notes(points), *(collapse_note(points, loss) for loss in points.losses)
     return Exhibits(notes=notes, points=tuple(point_rows(points, intervals)))
+
+
+def guess_notes(points: Points) -> tuple[str, ...]:
+    """A sentence where full depth predicts this text worse than a guess would, as with a permuted vocabulary."""
+    subject = points.subject
+    told = worse_than_a_guess(np.log(points.full_loss.perplexity), subject.stepper.vocabulary)
+    return (f"{subject.name} on {subject.corpus}: {told}",) if told else ()
 
 
 def task_exhibits(points: Points) -> Exhibits:

@@ -371,7 +371,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         BadArgument: parts of which none is a config of its own, or several are.
     """
     try:
-        found = config.get_text_config()
+        found: Any = config.get_text_config()
     except ValueError as error:
         raise BadArgument("config", config.model_type, "one part that is the text model", str(error)[:120]) from error
     if not isinstance(found, PreTrainedConfig):
@@ -379,7 +379,8 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         raise BadArgument(
             f"config.{held}", _brief(found), f"none: {config.model_type} has no such part", f"mend {CONFIG}"
         )
-    return found
+    text: PreTrainedConfig = found
+    return text
 
 
 def require_sizes(config: PreTrainedConfig) -> None:

@@ -10,6 +10,7 @@ the model on text, which is then worse than that of a guess.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from emad_ref.errors import BadArgument
@@ -62,6 +63,20 @@ def require_tokenizer(name: str, tokenizer: Any, rows: int) -> str:
     if _letters(back) == _letters(SAMPLE):
         return ""
     return f"the tokenizer loses text: {SAMPLE[:43]!r} comes back as {str(back)[:60]!r}"
+
+
+def worse_than_a_guess(loss_nats: float, vocabulary: int) -> str:
+    """What a mean loss per token above ln V means, in words; "" where it is not above.
+
+    No refusal: untrained weights, or a text of another language, do as badly.
+    """
+    if not loss_nats > math.log(vocabulary):
+        return ""
+    return (
+        f"the model's loss at full depth, {loss_nats:.2f} nats a token, is above that of a guess among its "
+        f"{vocabulary:,} tokens ({math.log(vocabulary):.2f}): it is untrained, the text is not of its kind, or this is "
+        "not its own tokenizer (a permuted vocabulary reads every text and gives it back)"
+    )
 
 
 def _letters(text: str) -> str:

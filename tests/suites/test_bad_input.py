@@ -6,6 +6,7 @@ Every case asks for suites of several tests, so that an error told once per test
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from emad_ref.calibration.profile import Profile
+from emad_ref.models.bundled import weights_folder
 from emad_ref.models.loading import load
 from emad_ref.verdict.goldens import INDEX, Goldens
 from emad_ref.verdict.known import VERDICTS
@@ -34,6 +36,12 @@ def assert_one_clear_error(result: pytest.RunResult, *said: str) -> None:
     assert text.count(said[0]) == 1, text
     assert "Traceback" not in text
     assert "\nE   " not in text
+
+
+def edit(folder: Path, **fields: Any) -> None:
+    """Other fields of a folder's config."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | fields))
 
 
 def outcomes(result: pytest.RunResult) -> dict[str, int]:
@@ -86,6 +94,25 @@ class TestModel:
         result = judge(*ASKED, model=copy)
         assert_one_clear_error(result, f"but expected finite weights; {name} holds NaN", str(copy), "checkpoint again")
 
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda folder: (folder / "adapter_config.json").write_text("{}"), "a whole model without an adapter"),
+            (lambda folder: os.mkfifo(folder / "generation_config.json.pipe"), "a folder of plain files"),
+            (lambda folder: edit(folder, num_hidden_layers=5000), "config.json describes"),
+            (lambda folder: edit(folder, text_config="abc"), "config.text_config='abc', but expected an object"),
+            (lambda folder: edit(folder, num_hidden_layers="12"), "fields have the types of its family"),
+            (
+                lambda folder: shutil.copy(weights_folder() / "emad-nano" / "tokenizer.json", folder),
+                "rows of the embedding",
+            ),
+        ],
+        ids=["adapter", "pipe", "layers", "part", "type", "tokenizer"],
+    )
+    def test_a_folder_that_is_not_what_it_seems(self, judge: Run, copy: Path, change: Any, said: str) -> None:
+        change(copy)
+        assert_one_clear_error(judge(*ASKED, model=copy), said, str(copy) if said.startswith("a ") else said)
+
     def test_hub_model_without_a_hub(self, judge: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         from huggingface_hub import constants
 
@@ -117,6 +144,23 @@ class TestCorpus:
     def test_text_for_a_model_that_cannot_read(self, judge: Run, tiny: Path) -> None:
         result = judge(*ASKED, model=tiny, corpus="world:mixed")
         assert_one_clear_error(result, "came without a tokenizer", "corpus='world:mixed'", "choose --emad-corpus self")
+
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (WORDS.encode("utf-16"), "byte order mark of UTF-16"),
+            (b"w1 w2\n\nw3 \0 w4\n\nw5 w6\n\nw7 w8\n", "expected text without NUL"),
+            (b"w1 \xff w2\n\nw3 w4\n", "a file in UTF-8"),
+        ],
+    )
+    def test_bytes_that_are_no_text(self, judge: Run, reader: Path, tmp_path: Path, data: bytes, said: str) -> None:
+        (tmp_path / "bad.txt").write_bytes(data)
+        assert_one_clear_error(judge(*ASKED, model=reader, corpus=tmp_path / "bad.txt"), said, "bad.txt")
+
+    def test_a_pipe(self, judge: Run, reader: Path, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "pipe.txt")
+        result = judge(*ASKED, model=reader, corpus=tmp_path / "pipe.txt")
+        assert_one_clear_error(result, "or an existing file", "pipe.txt")
 
     def test_lines_that_are_not_json(self, judge: Run, reader: Path, tmp_path: Path) -> None:
         (tmp_path / "bad.jsonl").write_text('{"text": 3}\n')

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +23,7 @@ from emad_ref.evidence.host import Host
 from emad_ref.evidence.rivals import Sweep
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.models import loading
+from emad_ref.models.bundled import weights_folder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.models.geometry import geometry_of
 from emad_ref.report.plots import require_drawable
@@ -258,6 +261,62 @@ def test_a_device_is_refused_before_the_pass_and_never_replaced(small, tmp_path,
             assert cli.main([*map(str, argv)]) == 1
             assert "a regular file, or none yet; choose another name (it is a device)" in capsys.readouterr().err
         assert full.is_char_device()
+
+
+@pytest.mark.parametrize("verb", ["calibrate", "generate", "sweep", "screen", "lens"])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda folder: (folder / "adapter_config.json").write_text("{}"), "a whole model without an adapter"),
+        (lambda folder: os.mkfifo(folder / "vocab.json"), "a folder of plain files; vocab.json is a pipe"),
+        (lambda folder: (folder / "config.json").write_text('{"decoder": 3}'), "config.decoder=3, but expected an"),
+        (lambda folder: (folder / "tokenizer_config.json").write_text("[]"), "an object of JSON"),
+    ],
+)
+def test_a_folder_that_is_not_what_it_seems_is_one_line(tmp_path, capsys, verb, change, said):
+    folder = shutil.copytree(weights_folder() / "emad-nano", tmp_path / "mine")
+    change(folder)
+    more = {"generate": ["hi"], "sweep": []}.get(verb, [str(tmp_path / "out")])
+    assert cli.main([verb, str(folder), *more]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("emad: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"one\n\ntwo\0\n\nthree\n\nfour\n", "bad.txt, line 3="),
+        ("one\n\ntwo".encode("utf-16"), "byte order mark of UTF-16"),
+    ],
+)
+def test_bytes_that_are_no_text_are_one_line(tmp_path, capsys, data, said):
+    (tmp_path / "bad.txt").write_bytes(data)
+    corpus = ["--corpus", str(tmp_path / "bad.txt")]
+    assert cli.main(["calibrate", "emad-nano", str(tmp_path / "p.json"), *corpus]) == 1
+    assert said in capsys.readouterr().err.splitlines()[-1]
+    assert cli.main(["world", str(tmp_path / "bad.txt"), "--split", "evaluate"]) == 1
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("prompt", ["a\udcffb", "a\0b"])
+def test_a_prompt_that_is_no_text_is_one_line(capsys, prompt):
+    assert cli.main(["generate", "emad-nano", prompt]) == 1
+    assert capsys.readouterr().err.splitlines()[-1].startswith("emad: prompt=")
+
+
+def test_a_vocabulary_that_is_permuted_is_told(tmp_path, caplog):
+    """Every text comes back through it: the loss gives it away."""
+    folder = shutil.copytree(weights_folder() / "emad-nano", tmp_path / "mine")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    words, ids = zip(*tokenizer["model"]["vocab"].items(), strict=True)
+    tokenizer["model"]["vocab"] = dict(zip(words, ids[7:] + ids[:7], strict=True))
+    calibrate = ["calibrate", str(folder), str(tmp_path / "p.json"), "--documents", "2"]
+    assert cli.main(calibrate) == 0
+    assert "not its own tokenizer" not in caplog.text
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    assert cli.main(calibrate) == 0
+    assert "is above that of a guess among its 512 tokens (6.24)" in caplog.text
 
 
 def test_the_profile_of_another_model_is_refused(small, tmp_path, capsys):
