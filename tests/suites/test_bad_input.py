@@ -23,6 +23,7 @@ from emad_ref.verdict.known import VERDICTS
 from tests.suites.conftest import Run, only, text_of
 
 ASKED = ("invariants", "fidelity")
+NANO = weights_folder() / "emad-nano"
 WORDS = " ".join(f"w{i}" for i in range(1, 40))
 
 
@@ -102,10 +103,7 @@ class TestModel:
             (lambda folder: edit(folder, num_hidden_layers=5000), "config.json describes"),
             (lambda folder: edit(folder, text_config="abc"), "config.text_config='abc', but expected an object"),
             (lambda folder: edit(folder, num_hidden_layers="12"), "fields have the types of its family"),
-            (
-                lambda folder: shutil.copy(weights_folder() / "emad-nano" / "tokenizer.json", folder),
-                "rows of the embedding",
-            ),
+            (lambda folder: shutil.copy(NANO / "tokenizer.json", folder), "rows of the embedding"),
         ],
         ids=["adapter", "pipe", "layers", "part", "type", "tokenizer"],
     )
