@@ -543,7 +543,16 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
             "emad_ref.tasks.datasets says"
         ) from error
     placed = ((f"{hub}, {split} row {number}", dict(row)) for number, row in enumerate(found))
-    return checked(placed, _source(source).fields, f"{hub} has no rows in {split}")
+    return checked(_with_text(placed), _source(source).fields, f"{hub} has no rows in {split}")
+
+
+def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
+    """The rows but for those that hold what is no text, which says so: nobody can mend them on the hub."""
+    for place, row in rows:
+        try:
+            yield place, _clean(row, place)
+        except BadArgument as error:
+            log.warning("left out: %s", error)
 
 
 def world_splits(*, world_task: str, items: int = 500, seed: int = 0, **ignored: Any) -> Splits:

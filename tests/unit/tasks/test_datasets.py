@@ -450,6 +450,18 @@ def test_hub_rows_pass_the_same_checks(monkeypatch):
     assert asked == [("allenai/ai2_arc", "ARC-Easy", "test")]
 
 
+def test_a_row_of_the_hub_that_is_no_text_is_left_out_and_told(monkeypatch, caplog):
+    """Nobody can mend it there. Program text that spells an escape is text."""
+    hub = pytest.importorskip("datasets")
+    good = {**GSM8K[0], "question": "What is '\\\\x00'?"}
+    rows = hub.Dataset.from_list([good, {**GSM8K[0], "question": "a\0b"}])
+    monkeypatch.setattr(hub, "load_dataset", lambda *_, **__: rows)
+    monkeypatch.setattr(datasets, "reachable", lambda: True)
+    found = splits(source="gsm8k", folder="-", hub="openai/gsm8k", name="main")["test"]
+    assert found["question"][:] == [good["question"]]
+    assert "left out: openai/gsm8k, test row 1: question='a\\x00b'" in caplog.text
+
+
 def test_without_a_folder_and_offline_the_remedy_is_named(monkeypatch):
     hub = pytest.importorskip("datasets")
     seen = []
