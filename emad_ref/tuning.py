@@ -121,10 +121,10 @@ def windows_of(
 def _told(model: Loaded, corpus: str, found: Iterator[TokenSequence]) -> Iterator[TokenSequence]:
     """The windows; a warning where the model predicts the first worse than a guess would."""
     for number, window in enumerate(found):
-        if number == 0 and model.trained:
+        if number == 0:
             loss = float(
                 take_trace(model.stepper, [replace(window, tokens=window.tokens[:TRIED])]).nll_nats[:, -1].mean()
             )
-            if said := worse_than_a_guess(loss, model.geometry.vocabulary):
+            if said := worse_than_a_guess(loss, model.stepper.vocabulary):
                 log.warning("%s on %s: %s", model.name, corpus, said)
         yield window

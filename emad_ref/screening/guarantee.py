@@ -159,7 +159,7 @@ SOUND: dict[str, tuple[str, Callable[[Guarantee], bool]]] = {
     ),
     "chosen": (
         "the name of a threshold that was tested, the last whose p-value is at most error, or None",
-        lambda it: it.chosen == _passed(it),
+        lambda it: it.chosen is None or it.chosen == _passed(it),
     ),
     "capped": ("a finite number", lambda it: _number(it.capped)),
     "power": ("a finite number", lambda it: _number(it.power)),
