@@ -109,7 +109,7 @@ def windows_of(
     window = window_of(stepper.max_positions)
     documents: Iterator[Ints | LongDocument]
     if corpus == "self":
-        documents = own_documents(stepper, model.opening or 0, min(window, 256) - 1, split)
+        documents = own_documents(stepper, model.opening, min(window, 256) - 1, split, ends=model.ends)
     else:
         tokenizer = tokenizer_of(model)
         texts = documents_of(corpus, split, data=data)

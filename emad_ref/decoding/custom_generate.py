@@ -5,8 +5,9 @@ special tokens) and hands the loop over; this one differs from ``GenerationMixin
 What is drawn, and in which order, is the same: at full depth the tokens are Transformers' own, a sampled one included,
 seed by seed. Rows decide on their own and padding, on the left as Transformers wants it, is never seen by a rule.
 
-Refused, each with its name: beams, continued caches, embeddings as inputs, attentions and hidden states. ``generate``
-(5.23) keeps ``streamer`` and ``assistant_model`` from every callable, so a streamer is an argument of ``adaptive``.
+Every argument of ``generate`` and every setting of its configuration is listed here: ``TAKEN`` means what it means
+there, ``IDLE`` has no effect without beams, an assistant or a cache that is named, ``REFUSED`` is refused by name.
+``UNHEARD`` never arrives, for ``generate`` (5.23) keeps it from every callable: hence arguments of ``adaptive``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.configuration_utils import METADATA_FIELDS
+from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
@@ -33,7 +37,50 @@ from emad_ref.protocol import Prompt
 PREPARED = frozenset(  # what `generate` itself puts beside the tokens, and what this loop makes of its own
     {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep", "encoder_outputs"}
 )
-UNSHOWN = ("output_attentions", "output_hidden_states")
+TAKEN = frozenset({
+    "inputs", "generation_config", "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn",
+    "negative_prompt_ids", "negative_prompt_attention_mask", "custom_generate", "kwargs", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens", "max_time", "stop_strings", "do_sample", "temperature",
+    "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "repetition_penalty",
+    "encoder_repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
+    "renormalize_logits", "forced_bos_token_id", "forced_eos_token_id", "remove_invalid_values",
+    "exponential_decay_length_penalty", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+    "guidance_scale", "watermarking_config", "num_return_sequences", "output_scores", "output_logits",
+    "return_dict_in_generate", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id",
+})  # fmt: skip
+IDLE = frozenset({
+    "early_stopping", "length_penalty", "use_cache", "cache_config", "max_cache_len", "compile_config",
+    "disable_compile", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
+    "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
+})  # fmt: skip
+UNHEARD = frozenset({"streamer", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer"})
+BY_BEAMS = "depth is decided token by token, not beam by beam"
+UNSHOWN = "layers that a token did not run have none"
+BY_DRAFTS = "a point drafts nothing; emad_ref's DraftingDecoder does"
+ELSEWHERE = "this loop picks one token after the other from the readout at its depth"
+OF_ITS_OWN = "the decoder keeps K and V of its own, as with cache_implementation='dynamic'"
+REFUSED: dict[str, str] = {
+    "num_beams": BY_BEAMS,
+    "num_beam_groups": BY_BEAMS,
+    "diversity_penalty": BY_BEAMS,
+    "constraints": BY_BEAMS,
+    "force_words_ids": BY_BEAMS,
+    "output_attentions": UNSHOWN,
+    "output_hidden_states": UNSHOWN,
+    "use_mtp": BY_DRAFTS,
+    "prompt_lookup_num_tokens": BY_DRAFTS,
+    "assistant_early_exit": BY_DRAFTS,
+    "speculation_type": BY_DRAFTS,
+    "is_assistant": BY_DRAFTS,
+    "penalty_alpha": ELSEWHERE,
+    "dola_layers": ELSEWHERE,
+    "low_memory": ELSEWHERE,
+    "token_healing": "generate keeps the tokenizer that it needs from every callable",
+    "cache_implementation": OF_ITS_OWN,
+    "prefill_chunk_size": OF_ITS_OWN,
+    "continuous_batching_config": OF_ITS_OWN,
+}
+PLAIN_CACHE = "dynamic"  # what generate makes where no cache_implementation is named: no wish for another one
 
 
 @dataclass
@@ -51,17 +98,22 @@ class AdaptiveSeq2SeqOutput(GenerateEncoderDecoderOutput):
 
 
 def adaptive(
-    point: OperatingPoint, *, loaded: Loaded | None = None, streamer: BaseStreamer | None = None
+    point: OperatingPoint,
+    *,
+    loaded: Loaded | None = None,
+    streamer: BaseStreamer | None = None,
+    tokenizer: Any | None = None,
 ) -> Callable[..., Any]:
     """What to pass as ``custom_generate``. The model is checked once, when it is first generated with.
 
     ``point``: of the model's number of layers, e.g. ``load_profile("profile.json").point(0.2)``. ``loaded``: what
     will be generated with, where the point names a lens attached to its stepper. ``streamer``: as ``generate`` takes
-    one, for a single row.
+    one, for a single row. ``tokenizer``: for ``stop_strings``, as ``generate`` takes one; by default ``loaded``'s.
 
     Calls raise:
         BadArgument: a model that cannot be walked or is not that of ``loaded``, a point for another number of layers,
-            an option that means nothing here, a mask with holes, more positions than the model has.
+            an option that means nothing here, stop strings without a tokenizer, a mask with holes, positions that do
+            not count the tokens of a row, more positions than the model has.
         NotFinite: logits hold NaN or +inf.
     """
     walked: list[tuple[Any, Stepper]] = []  # the model last generated with
@@ -75,9 +127,11 @@ def adaptive(
         stopping_criteria: Callable[[Tensor, Any], Tensor],
         generation_config: Any,
         inputs_tensor: Tensor | None = None,
+        stop_strings: str | list[str] | None = None,  # named here, it comes to this loop and not to generate's criteria
+        token_healing: bool | None = None,  # likewise: generate would ask for a tokenizer
         **model_kwargs: Any,
     ) -> Any:
-        _require_supported(generation_config, model_kwargs)
+        _require_supported({**vars(generation_config), "token_healing": token_healing}, model_kwargs)
         if loaded is not None and loaded.model is not model:
             raise BadArgument("loaded", loaded.name, "the very model that generates", "call its own model.generate")
         if not walked or walked[0][0] is not model:
@@ -85,7 +139,8 @@ def adaptive(
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))
         decoder = WalkedDecoder(walked[0][1], point, max_rows=len(prompts))
         loop = _Loop(decoder, prompts, generation_config, streamer)
-        return loop.run(input_ids, logits_processor, stopping_criteria)
+        words = tokenizer if tokenizer is not None or loaded is None else loaded.tokenizer
+        return loop.run(input_ids, logits_processor, _with_strings(stopping_criteria, stop_strings, words))
 
     return generate
 
@@ -158,18 +213,48 @@ class _Loop:
         return made(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
 
 
-def _require_supported(config: Any, model_kwargs: dict[str, Any]) -> None:
-    if config.num_beams != 1:
-        raise BadArgument("num_beams", config.num_beams, "1", "depth is decided token by token, not beam by beam")
-    for name in UNSHOWN:
-        if getattr(config, name):
-            raise BadArgument(name, True, "False", "layers that a token did not run have none")
+def _with_strings(criteria: Callable[..., Tensor], strings: str | list[str] | None, tokenizer: Any) -> Any:
+    """``criteria``, and that a row ends where its text holds one of ``strings``."""
+    if strings is None:
+        return criteria
+    if tokenizer is None:
+        raise BadArgument(
+            "stop_strings",
+            strings,
+            "a tokenizer beside it",
+            "generate keeps its own tokenizer= from every callable: pass adaptive(point, tokenizer=…)",
+        )
+    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])  # type: ignore[misc]
+
+
+def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -> None:
+    """Raises BadArgument for what is set beyond transformers' default and has no meaning here."""
+    defaults, known = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
+    for name, value in settings.items():
+        plain = (None, False, defaults.get(name), PLAIN_CACHE if name == "cache_implementation" else None)
+        if name in TAKEN | IDLE or name not in known or name in METADATA_FIELDS or any(value == each for each in plain):
+            continue
+        expected = repr(defaults.get(name, False if value is True else None))
+        raise BadArgument(
+            name, value, expected, REFUSED.get(name, "this version of transformers is newer than adaptive")
+        )
     past = model_kwargs.get("past_key_values")
     if past is not None and past.get_seq_length():
         raise BadArgument("past_key_values", f"{past.get_seq_length()} positions", "none", "pass the whole prompt")
     strange = sorted(name for name, value in model_kwargs.items() if value is not None and name not in PREPARED)
     if strange:
         raise BadArgument(strange[0], type(model_kwargs[strange[0]]).__name__, "nothing of that name", "leave it out")
+    _require_counted(model_kwargs.get("position_ids"), model_kwargs.get("attention_mask"))
+
+
+def _require_counted(positions: Tensor | None, mask: Tensor | None) -> None:
+    """Raises BadArgument for positions other than 0, 1, … of every row's own tokens, which is what they are here."""
+    if positions is None:
+        return
+    seen = torch.ones_like(positions) if mask is None else mask
+    counted = seen.long().cumsum(-1) - 1
+    if positions.shape[-1:] != seen.shape[-1:] or not (positions == counted)[seen.expand_as(counted) != 0].all():
+        raise BadArgument("position_ids", positions.tolist(), "0, 1, … of each row's tokens", "leave them out")
 
 
 def _prompts(model: Any, ids: Tensor, inputs: Tensor | None, mask: Tensor | None) -> list[Prompt]:

@@ -58,7 +58,7 @@ def stream(
     point = point or full_depth(model.geometry.layers)
     decoder = WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature)
     prompt = prompt_of(model, text)
-    found = decoded(decoder, prompt, tokens, stops_of(model))
+    found = decoded(decoder, prompt, tokens, model.ends)
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     layers = model.geometry.layers
     yield from _worded(model, read, ((token, depth, layers, model.name) for token, depth in found))
@@ -77,7 +77,7 @@ def stream_drafted(
     point = drafting_point(model.geometry.layers, drafting)
     partner = Partner(WalkedDecoder(model.stepper, point, seed=seed, temperature=temperature), point)
     prompt = prompt_of(model, text)
-    found = draft(partner, drafting, [prompt], tokens, stop=stops_of(model), temperature=temperature, seed=seed)
+    found = draft(partner, drafting, [prompt], tokens, stop=model.ends, temperature=temperature, seed=seed)
     layers = model.geometry.layers
     read = prompt.tokens if prompt.source is None else np.array([], dtype=np.int64)
     yield from _worded(model, read, ((token, layers, layers, model.name) for token in found.record.emitted[0].tolist()))
@@ -121,7 +121,7 @@ def stream_pair(
         Partner(WalkedDecoder(model.stepper, point), point, shared) for model, point in zip(models, points, strict=True)
     )
     prompt = prompt_of(large, text)
-    found = turns(first, second, rule, prompt, tokens, stop=stops_of(large), temperature=temperature, seed=seed)
+    found = turns(first, second, rule, prompt, tokens, stop=large.ends, temperature=temperature, seed=seed)
     by = ((token, points[model].ceiling, points[model].layers, models[model].name) for token, model in found)
     yield from _worded(models[LARGE], prompt.tokens, by)
 
@@ -137,12 +137,6 @@ def prompt_of(model: Loaded, text: str) -> Prompt:
     if model.model.config.is_encoder_decoder:
         return Prompt(np.array(opening), np.array(tokenizer.encode(text), dtype=np.int64))
     return Prompt(np.array(opening + tokenizer.encode(text, add_special_tokens=False), dtype=np.int64))
-
-
-def stops_of(model: Loaded) -> frozenset[int]:
-    """Ids that end a text: the tokenizer's end of text, and, of a decoder-only model, what opens one."""
-    opening = None if model.model.config.is_encoder_decoder else model.opening
-    return frozenset(int(i) for i in (tokenizer_of(model).eos_token_id, opening) if i is not None)
 
 
 def _worded(model: Loaded, read: Iterable[int], found: Iterable[tuple[int, int, int, str]]) -> Iterator[Piece]:

@@ -146,9 +146,9 @@ class Published:
         return PublishedTask(name, members, len(read), everything, metric, guess)
 
     def _obstacle(self, task: Any) -> str:
-        tokenizer, positions = self._subject.loaded.tokenizer, self._subject.stepper.max_positions
-        if tokenizer is None or tokenizer.eos_token_id is None:
-            return "the model came without a tokenizer that has an end-of-text token"
+        loaded, positions = self._subject.loaded, self._subject.stepper.max_positions
+        if loaded.tokenizer is None or not loaded.ends:
+            return "the model came without a tokenizer, or without an end-of-text token"
         if task.get_config("unsafe_code"):
             if not self._study.allow_code_execution:
                 return "it runs generated programs: --emad-allow-code-execution allows that, in a sandbox"

@@ -7,7 +7,6 @@ builds on it.
 
 from __future__ import annotations
 
-import copy
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -36,6 +35,7 @@ from emad_ref.evidence.sourced import Sourced
 from emad_ref.evidence.study import Study
 from emad_ref.models.again import Whence
 from emad_ref.models.compiling import compiling, graphs_traced
+from emad_ref.models.greedy import greedy
 from emad_ref.models.loading import Loaded, load
 from emad_ref.models.seal import Surroundings
 from emad_ref.models.stepper import Stepper
@@ -164,9 +164,8 @@ class Subject:
 
     @property
     def stop(self) -> frozenset[int]:
-        """Tokens that end what an encoder-decoder writes."""
-        end = self.loaded.model.config.eos_token_id
-        return frozenset() if end is None else frozenset(np.atleast_1d(end).tolist())
+        """Tokens that end a text of the model."""
+        return self.loaded.ends
 
     def documents(self, split: Split) -> Iterator[Ints | LongDocument]:
         """int64 documents of the run's corpus, without the opening token; endless where they are generated. Slice them:
@@ -195,8 +194,8 @@ class Subject:
                 rng = np.random.default_rng([self.seed, SPLITS.index(split), number])
                 yield rng.integers(0, self.stepper.vocabulary, longest)
         if self.corpus == "self":
-            opening = 0 if self.opening is None else self.opening
-            yield from own_documents(self.stepper, opening, min(self.window, 256) - 1, split, self.seed)
+            longest, ends = min(self.window, 256) - 1, self.loaded.ends
+            yield from own_documents(self.stepper, self.opening, longest, split, self.seed, ends)
             return
         for text in documents_of(self.corpus, split, seed=self.seed, data=self.data):
             yield tokens_of(self.tokenizer, text)
@@ -368,34 +367,26 @@ class Subject:
         assert self.source is not None, "only an encoder-decoder is given sources"
         return torch.from_numpy(self.source).repeat(rows, 1).to(self.stepper.device)
 
-    @torch.inference_mode()
     def own_greedy(self, prompts: Sequence[Prompt], new: int, *, compiled: bool = False) -> Ints:
         """int64 [rows, new]: what the model's own ``generate`` emits greedily after prompts of equal length.
 
         ``compiled``: each step by ``torch.compile`` over a static cache, as transformers compiles it wherever the model
         allows that (``compiles``); the first request of a batch size is the one that compiles.
         """
-        model = self.loaded.model
         ids = torch.from_numpy(np.stack([p.tokens for p in prompts])).to(self.stepper.device)
-        kept, plain = model.generation_config, copy.deepcopy(model.generation_config)
-        plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
-        plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
-        if compiled:
-            plain.cache_implementation, plain.compile_config = "static", CompileConfig()
-            plain.compile_config._compile_all_devices = True
-        model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
         given: dict[str, Any] = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+        settings: dict[str, Any] = {}
+        if compiled:
+            settings = {"cache_implementation": "static", "compile_config": CompileConfig()}
+            settings["compile_config"]._compile_all_devices = True
         if self.seq2seq:
-            plain.decoder_start_token_id = self.opening
+            settings["decoder_start_token_id"] = self.opening
             sources = self._sources(len(ids))
             given = {"inputs": sources, "attention_mask": torch.ones_like(sources), "decoder_input_ids": ids}
             # generate() sizes the cache it makes by the encoder's layers, of which there may be fewer
             given["past_key_values"] = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        try:
-            with compiling() if compiled else nullcontext():
-                out = model.generate(**given, max_new_tokens=new)
-        finally:
-            model.generation_config = kept
+        with compiling() if compiled else nullcontext():  # no end of a text: arms must do equal work
+            out = greedy(self.loaded.model, given, new, **settings)
         emitted: Ints = out[:, ids.shape[1] :].cpu().numpy()
         return emitted
 

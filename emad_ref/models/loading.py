@@ -23,7 +23,7 @@ import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -43,7 +43,14 @@ from huggingface_hub.errors import (
     StrictDataclassError,
 )
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 
 from emad_ref.errors import BadArgument, EmadError
 from emad_ref.models import bundled
@@ -64,11 +71,15 @@ from emad_ref.models.checkpoint import (
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
+from emad_ref.models.greedy import remark_on, settings_left_out
 from emad_ref.models.layout import lay_out
 from emad_ref.models.seq2seq import Seq2SeqStepper
+from emad_ref.models.special_tokens import SpecialTokens, special_tokens_of
 from emad_ref.models.stepper import Stepper
 from emad_ref.models.tokenizer import require_tokenizer, tokenizer_identity
 from emad_ref.text.hub import reachable
+
+log = logging.getLogger(__name__)
 
 HUB: dict[str, str] = {
     "pythia-70m": "EleutherAI/pythia-70m",
@@ -120,7 +131,8 @@ class Loaded:
     ``model`` a transformers causal or encoder-decoder LM in eval mode; ``tokenizer`` None where there is none (random
     weights of a published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why);
     ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device; ``trained`` False for random
-    weights, about which quality claims say nothing; ``provenance`` plain JSON values.
+    weights, about which quality claims say nothing; ``provenance`` plain JSON values; ``special_tokens``: where a text
+    begins and ends.
     """
 
     name: str
@@ -131,6 +143,7 @@ class Loaded:
     trained: bool
     bundled: bool
     provenance: dict[str, Any]
+    special_tokens: SpecialTokens
 
     @cached_property
     def stepper(self) -> Stepper:
@@ -156,15 +169,28 @@ class Loaded:
             "layers": self.geometry.layers,
             "parameters": self.geometry.parameters(),
             "trained": self.trained,
+            "special_tokens": self.special_tokens.facts,
+            "remarks": list(self.remarks),
         }
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a run says of the model's files: ids that they disagree about, settings that baselines leave out."""
+        left_out = remark_on(settings_left_out(self.model))
+        return (*self.special_tokens.remarks, *((left_out,) if left_out else ()))
+
+    @property
     def opening(self) -> int | None:
-        """The id that opens every sequence: beginning of text, else end of text, else None.
+        """The id that opens every sequence: beginning of text, else end of text, else None (``models.special_tokens``).
 
         In an encoder-decoder it is the decoder's start token: the whole of a usual decoder prompt.
         """
-        return _opening_of(self.model.config.get_text_config())
+        return self.special_tokens.opening
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text: all that config, generation config and tokenizer declare."""
+        return self.special_tokens.ends
 
 
 @dataclass(frozen=True)
@@ -202,7 +228,8 @@ def load(
             hub, two different ones or an empty one, a device that this machine does not have, ``auto`` without
             accelerate or without room for the model, a checkpoint that does not fill the model (``models.filling``),
             weights that hold NaN or infinity, files that transformers cannot read; an adapter, stored integers, a
-            config that its weight files do not fit (``models.checkpoint``), a tokenizer of another model.
+            config that its weight files do not fit (``models.checkpoint``), a tokenizer of another model, ids of
+            special tokens that mean nothing (``models.special_tokens``).
         ModelUnavailable: weights that cannot be had.
     """
     require_backend(backend)
@@ -216,7 +243,7 @@ def load(
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     require_finite(name, model)
     lay_out(model)
-    return Loaded(
+    loaded = Loaded(
         name=name,
         model=model,
         tokenizer=tokenizer,
@@ -240,7 +267,17 @@ def load(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
+        special_tokens=special_tokens_of(model, tokenizer, _declared(source, name, commit)),
     )
+    for remark in loaded.remarks:
+        _tell(name, remark)
+    return loaded
+
+
+@cache
+def _tell(name: str, remark: str) -> None:
+    """Log ``remark`` once: a run loads its model again for every decoder that is lent a copy."""
+    log.warning("%s: %s", name, remark)
 
 
 def _require_device(device: str | torch.device) -> None:
@@ -404,17 +441,27 @@ def _checkpoint(name: str, folder: Path, settings: dict[str, Any], config: Any) 
 
 
 def _require_config(whole: Any) -> None:
-    """Transformers takes any whole number for the length of its tables, and any id for a token."""
+    """Transformers takes any whole number for the length of its tables."""
     config = text_config(whole)
     anatomy_of(config)
     require_sizes(config)
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and the one that follows it
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
-    opening = _opening_of(config)
-    if opening is not None and not 0 <= opening < config.vocab_size:
-        expected = f"0–{config.vocab_size - 1}, as vocab_size says"
-        raise BadArgument("config's first token id", opening, expected, "mend bos_token_id in config.json")
+
+
+def _declared(source: _Source, name: str, commit: str | None) -> dict[str, Any] | None:
+    """What config.json itself says, without defaults of the class; None where there is no such file.
+
+    A generation_config.json that cannot be read is refused: transformers goes on without it.
+    """
+    if source.kind in ("random", "control"):
+        return None
+    where = _where(source, commit)
+    if _is_stored(source, "generation_config.json", where):
+        _reach(source, name, lambda: GenerationConfig.from_pretrained(source.place, **where))
+    said: dict[str, Any] = _reach(source, name, lambda: PreTrainedConfig.get_config_dict(source.place, **where)[0])
+    return said
 
 
 def _read(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -434,12 +481,6 @@ def _read(place: str, config: Any, dtype: torch.dtype, where: dict[str, Any]) ->
 
 def _reads_a_source(config: Any) -> bool:
     return row_of(config.get_text_config().model_type).reads_a_source
-
-
-def _opening_of(config: Any) -> int | None:
-    names = ("decoder_start_token_id",) if _reads_a_source(config) else ("bos_token_id", "eos_token_id")
-    candidates = (getattr(config, name, None) for name in names)
-    return next((candidate for candidate in candidates if isinstance(candidate, int)), None)
 
 
 def _class_of(config: Any) -> Any:

@@ -213,6 +213,9 @@ def _about(report: Report) -> Iterator[str]:
     if "tests" in report and (declined := not_applicable(report)):
         features = ", ".join(sorted(not_offered(decoder["providers"])))
         yield f"the decoder does not offer {features}: {len(declined)} tests do not apply"
+    for model in report["models"]:
+        remarks = model.get("remarks")
+        yield from (f"{model['name']}: {remark}" for remark in (remarks if isinstance(remarks, list) else ()))
     undecided = [audit for audit in report.get("audits", ()) if audit["passed"] is None]
     for check in dict.fromkeys(audit["check"] for audit in undecided):
         details = [audit["detail"] for audit in undecided if audit["check"] == check]

@@ -12,7 +12,6 @@ Greedy, a fixed number of new tokens and no stop token, so that all do the same.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from emad_ref.decoding.drafting import Drafting
 from emad_ref.decoding.pair import shared_vocabulary
 from emad_ref.errors import BadArgument
 from emad_ref.models.bundled import bundled_names
+from emad_ref.models.greedy import greedy
 from emad_ref.models.loading import Loaded, load
 from emad_ref.protocol import Prompt
 from emad_ref.record import Ints
@@ -53,7 +53,7 @@ def by_parts(loaded: Loaded, drafting: Drafting) -> dict[str, Arm]:
 
 
 def by_generate(loaded: Loaded, **options: Any) -> Arm:
-    """The model's own ``generate``, greedy, with further options of its own."""
+    """The model's own ``generate``, plainly greedy, with further settings of ``models.greedy.greedy``."""
     return lambda prompt, new: _generated(loaded, prompt, new, options)
 
 
@@ -69,7 +69,7 @@ def by_assistant(loaded: Loaded, assistant: Loaded) -> Arm:
         BadArgument: models that do not read the same ids.
     """
     shared_vocabulary(loaded, assistant)
-    return by_generate(loaded, assistant_model=assistant.model)
+    return by_generate(loaded, assistant=assistant.model)
 
 
 def assistant_of(loaded: Loaded) -> Loaded | None:
@@ -88,15 +88,7 @@ def assistant_of(loaded: Loaded) -> Loaded | None:
 
 
 def _generated(loaded: Loaded, prompt: Prompt, new: int, options: Mapping[str, Any]) -> Ints:
-    model, ids = loaded.model, torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
-    kept, plain = model.generation_config, copy.deepcopy(model.generation_config)
-    plain.eos_token_id, plain.pad_token_id, plain.max_length = None, 0, None
-    plain.do_sample, plain.temperature, plain.top_p, plain.top_k = False, None, None, None
-    model.generation_config = plain  # a stop token would end rows early, and arms must do equal work
-    try:
-        with torch.inference_mode():
-            out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, **options)
-    finally:
-        model.generation_config = kept
-    emitted: Ints = out[0, ids.shape[1] :].cpu().numpy()
+    ids = torch.from_numpy(np.asarray(prompt.tokens))[None].to(loaded.stepper.device)
+    given = {"inputs": ids, "attention_mask": torch.ones_like(ids)}
+    emitted: Ints = greedy(loaded.model, given, new, **options)[0, ids.shape[1] :].cpu().numpy()
     return emitted

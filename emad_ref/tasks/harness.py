@@ -25,7 +25,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
@@ -281,8 +281,10 @@ def on_device(decoder: WalkedDecoder, prompts: Sequence[Prompt], max_new: int) -
     return session, arrival.logits[:, -1].argmax(dim=-1).tolist(), follow
 
 
-def until(begun: Begun, max_new: int, end: int | None, stopped: Callable[[Sequence[int]], bool]) -> list[list[int]]:
-    """Greedy tokens of each prompt, up to ``end`` (left out), a text that ``stopped`` knows, or ``max_new``."""
+def until(
+    begun: Begun, max_new: int, ends: Collection[int], stopped: Callable[[Sequence[int]], bool]
+) -> list[list[int]]:
+    """Greedy tokens of each prompt, up to one of ``ends`` (left out), a text that ``stopped`` knows, or ``max_new``."""
     session, picked, follow = begun
     emitted: list[list[int]] = [[] for _ in picked]
     alive = list(range(len(picked)))
@@ -290,7 +292,7 @@ def until(begun: Begun, max_new: int, end: int | None, stopped: Callable[[Sequen
         while True:
             ended = []
             for i, (row, token) in enumerate(zip(alive, picked, strict=True)):
-                if token == end:
+                if token in ends:
                     ended.append(i)
                     continue
                 emitted[row].append(token)
@@ -406,13 +408,15 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
 
     @property
     def eot_token_id(self) -> int:
-        return int(self.tokenizer.eos_token_id)
+        """The end of text that the tokenizer names, else the first that is declared; every one of them ends a text."""
+        own = self.tokenizer.eos_token_id
+        return min(self.loaded.ends) if own is None else int(own)
 
     @property
     def prefix_token_id(self) -> int:
-        """What an empty context is replaced with."""
-        bos = self.tokenizer.bos_token_id
-        return self.eot_token_id if bos is None else int(bos)
+        """What an empty context is replaced with: what opens a text everywhere else, too."""
+        opening = self.loaded.opening
+        return self.eot_token_id if opening is None else opening
 
     @property
     def max_gen_toks(self) -> int:
@@ -550,6 +554,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             "fingerprint": self.loaded.fingerprint,
             "dtype": str(self.stepper.dtype),
             "point": self.point.to_json(),
+            "special_tokens": self.loaded.special_tokens.facts,
             "versions": {name: version(name) for name in ("torch", "transformers")},
         }
 
@@ -607,7 +612,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             begun = on_device(self._own_decoder(len(prompts)), prompts, max_new)
         else:
             begun = by_protocol(self._decoder, prompts)
-        emitted = until(begun, max_new, self.eot_token_id, stopped)
+        emitted = until(begun, max_new, self.loaded.ends, stopped)
         return [postprocess_generated_text(text(tokens), list(stops), None) for tokens in emitted]
 
     def _scorer(self) -> Scorer:
@@ -682,7 +687,7 @@ def _loaded(pretrained: str | Loaded, device: str, dtype: str | None, revision: 
         loaded = pretrained
     else:
         loaded = load(pretrained, device=device, dtype=_dtype(dtype), revision=revision)
-    if loaded.tokenizer is None or loaded.tokenizer.eos_token_id is None:
+    if loaded.tokenizer is None or not loaded.ends:
         raise BadArgument(
             "pretrained",
             loaded.name,

@@ -164,12 +164,15 @@ class PairLM(EmadLM):
         def text(tokens: Sequence[int]) -> str:
             return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-        ended, stop = stop_finder(text, stops), frozenset({self.eot_token_id})
+        def written_text(tokens: list[int]) -> str:  # not every end of a text is a special token
+            return text(tokens[:-1] if tokens[-1] in stop else tokens)
+
+        ended, stop = stop_finder(text, stops), self.loaded.ends
         wanted = [Wanted(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
         written = self._way.write(wanted)
         for context, one, done in zip(contexts, wanted, written, strict=True):
             self._ledger.texts[tuple(context), tuple(stops), max_new] = one, done
-        return [postprocess_generated_text(text(done.tokens.tolist()), list(stops), None) for done in written]
+        return [postprocess_generated_text(written_text(done.tokens.tolist()), list(stops), None) for done in written]
 
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **ignored: Any
