@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from emad_ref.models.special_tokens import BOS, EOS, PAD, START
 
 IDS = frozenset({START, BOS, EOS, PAD})
+COLLECTED = ("output_attentions", "output_hidden_states")  # flags of a model's config, too
 LONGEST = 60  # characters of a value that a sentence shows
 
 
@@ -48,12 +49,13 @@ def greedy(
 
 
 def settings_left_out(model: Any) -> dict[str, Any]:
-    """Name → value of what the model's generation_config says beyond ids of special tokens and transformers' defaults.
+    """Name → value of what the model's files say of generation beyond ids of special tokens and transformers' defaults.
 
     What ``greedy`` leaves out, and what would have changed its tokens or its work.
     """
     defaults, known = GenerationConfig._get_default_generation_params(), vars(GenerationConfig())
-    return {
+    flags = {name: True for name in COLLECTED if getattr(model.config, name, False)}
+    return flags | {
         name: value
         for name, value in sorted(model.generation_config.to_dict().items())
         if name in known
@@ -67,7 +69,7 @@ def remark_on(settings: dict[str, Any]) -> str:
     if not settings:
         return ""
     listed = ", ".join(f"{name}={_short(value)}" for name, value in settings.items())
-    return f"generation_config says {listed}: left out of every baseline, which decodes plainly greedily"
+    return f"its files say {listed}: left out of every baseline, which decodes plainly greedily"
 
 
 def _short(value: Any) -> str:
@@ -75,14 +77,21 @@ def _short(value: Any) -> str:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
+def collect_nothing(model: Any) -> None:
+    """Switch off what the config says to return of every layer: it costs time, and nothing here reads it."""
+    for name in COLLECTED:
+        if getattr(model.config, name, False):
+            setattr(model.config, name, False)
+
+
 @contextmanager
 def _unconfigured(*models: Any) -> Iterator[None]:
     """Models without settings of their own, as long as the block lasts."""
-    kept = [model.generation_config for model in models]
+    kept = [(model, model.generation_config) for model in models]
     try:
         for model in models:
             model.generation_config = GenerationConfig()
         yield
     finally:
-        for model, config in zip(models, kept, strict=True):
+        for model, config in kept:
             model.generation_config = config

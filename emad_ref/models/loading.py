@@ -71,7 +71,7 @@ from emad_ref.models.checkpoint import (
 from emad_ref.models.families import row_of
 from emad_ref.models.filling import require_filled, require_finite
 from emad_ref.models.geometry import PUBLISHED_NAMES, Geometry, geometry_of, published_config
-from emad_ref.models.greedy import remark_on, settings_left_out
+from emad_ref.models.greedy import collect_nothing, remark_on, settings_left_out
 from emad_ref.models.layout import lay_out
 from emad_ref.models.seq2seq import Seq2SeqStepper
 from emad_ref.models.special_tokens import SpecialTokens, special_tokens_of
@@ -132,7 +132,8 @@ class Loaded:
     weights of a published geometry, weights stored alone; ``provenance["tokenizer_missing"]`` says why);
     ``fingerprint`` sha256 over config, weights and tokenizer, the same on every device; ``trained`` False for random
     weights, about which quality claims say nothing; ``provenance`` plain JSON values; ``special_tokens``: where a text
-    begins and ends.
+    begins and ends; ``remarks``: what a run says of the model's files, ids that they disagree about and settings that
+    baselines leave out.
     """
 
     name: str
@@ -144,6 +145,7 @@ class Loaded:
     bundled: bool
     provenance: dict[str, Any]
     special_tokens: SpecialTokens
+    remarks: tuple[str, ...]
 
     @cached_property
     def stepper(self) -> Stepper:
@@ -172,12 +174,6 @@ class Loaded:
             "special_tokens": self.special_tokens.facts,
             "remarks": list(self.remarks),
         }
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """What a run says of the model's files: ids that they disagree about, settings that baselines leave out."""
-        left_out = remark_on(settings_left_out(self.model))
-        return (*self.special_tokens.remarks, *((left_out,) if left_out else ()))
 
     @property
     def opening(self) -> int | None:
@@ -243,6 +239,9 @@ def load(
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     require_finite(name, model)
     lay_out(model)
+    special_tokens = special_tokens_of(model, tokenizer, _declared(source, name, commit))
+    left_out = remark_on(settings_left_out(model))
+    collect_nothing(model)
     loaded = Loaded(
         name=name,
         model=model,
@@ -267,7 +266,8 @@ def load(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        special_tokens=special_tokens_of(model, tokenizer, _declared(source, name, commit)),
+        special_tokens=special_tokens,
+        remarks=(*special_tokens.remarks, *((left_out,) if left_out else ())),
     )
     for remark in loaded.remarks:
         _tell(name, remark)
@@ -448,6 +448,8 @@ def _require_config(whole: Any) -> None:
     for name in ("max_position_embeddings", "n_positions"):
         if getattr(config, name, 2) < 2:  # a token and the one that follows it
             raise BadArgument(f"config.{name}", getattr(config, name), "2 or more", "mend config.json")
+    if not getattr(config, "return_dict", True):  # logits have no name then
+        raise BadArgument("config.return_dict", False, "true", "mend config.json")
 
 
 def _declared(source: _Source, name: str, commit: str | None) -> dict[str, Any] | None:

@@ -165,7 +165,7 @@ class PairLM(EmadLM):
             return str(self.tokenizer.decode(tokens, skip_special_tokens=True))
 
         def written_text(tokens: list[int]) -> str:  # not every end of a text is a special token
-            return text(tokens[:-1] if tokens[-1] in stop else tokens)
+            return text(tokens[:-1] if tokens and tokens[-1] in stop else tokens)
 
         ended, stop = stop_finder(text, stops), self.loaded.ends
         wanted = [Wanted(np.array(context, dtype=np.int64), max_new, stop, ended) for context in contexts]
