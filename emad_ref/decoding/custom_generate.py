@@ -124,7 +124,7 @@ def adaptive(
         model: Any,
         input_ids: Tensor,
         logits_processor: Callable[[Tensor, Tensor], Tensor],
-        stopping_criteria: Callable[[Tensor, Any], Tensor],
+        stopping_criteria: StoppingCriteriaList,
         generation_config: Any,
         inputs_tensor: Tensor | None = None,
         stop_strings: str | list[str] | None = None,  # named here, it comes to this loop and not to generate's criteria
@@ -154,9 +154,14 @@ class _Loop:
         self.scores: list[Tensor] | None = [] if kept and config.output_scores else None
         self.logits: list[Tensor] | None = [] if kept and config.output_logits else None
 
-    def run(self, ids: Tensor, processors: Callable[..., Tensor], criteria: Callable[..., Tensor]) -> Any:
-        """``ids`` [rows, prompt + new], or the output with depths where the configuration asks for one."""
+    def run(self, ids: Tensor, processors: Callable[..., Tensor], criteria: StoppingCriteriaList) -> Any:
+        """``ids`` [rows, prompt + new], or the output with depths where the configuration asks for one.
+
+        A row that has ended is padded where some token ends texts; where only strings, lengths or a criterion of the
+        caller's do, it goes on until all rows have ended. Both are Transformers' ways.
+        """
         self._show(ids)
+        pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         depths: list[Tensor] = []
         alive = np.arange(len(ids))
         running = torch.ones(len(ids), dtype=torch.bool, device=ids.device)
@@ -169,14 +174,14 @@ class _Loop:
                 depth = torch.zeros(len(ids), dtype=torch.long, device=ids.device)
                 depth[torch.from_numpy(alive).to(ids.device)] = torch.from_numpy(arrival.depth[:, -1]).to(ids.device)
                 depths.append(depth)
-                token = self._pick(ids, latest.clone(), processors, running)
+                token = self._pick(ids, latest.clone(), processors, running if pads else torch.ones_like(running))
                 ids = torch.cat([ids, token[:, None]], dim=-1)
                 self._show(token)
                 running = running & ~criteria(ids, None if self.scores is None else tuple(self.scores))
                 ended = np.flatnonzero(~running.cpu().numpy()[alive])
                 if len(ended) == len(alive):
                     break
-                if len(ended):
+                if pads and len(ended):
                     session.drop(ended)
                     alive = np.delete(alive, ended)
                 session.commit(session.length)
@@ -213,7 +218,9 @@ class _Loop:
         return made(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
 
 
-def _with_strings(criteria: Callable[..., Tensor], strings: str | list[str] | None, tokenizer: Any) -> Any:
+def _with_strings(
+    criteria: StoppingCriteriaList, strings: str | list[str] | None, tokenizer: Any
+) -> StoppingCriteriaList:
     """``criteria``, and that a row ends where its text holds one of ``strings``."""
     if strings is None:
         return criteria

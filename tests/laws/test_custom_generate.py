@@ -5,13 +5,32 @@ In float64 on random weights, so that no tie is broken by the order of a sum.
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import BPE
+from transformers import (
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TemperatureLogitsWarper,
+    WatermarkingConfig,
+)
 from transformers.generation.streamers import BaseStreamer
 
 from emad_ref import adaptive
-from emad_ref.decoding.custom_generate import AdaptiveOutput, AdaptiveSeq2SeqOutput
+from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, UNHEARD, AdaptiveOutput, AdaptiveSeq2SeqOutput
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -56,20 +75,156 @@ def halfway(model):
     return fixed_entropy(LAYERS, (2, 4), float(np.nanmedian(signal)))
 
 
+class EndsAtOdd(StoppingCriteria):
+    """A row ends at an odd token, once it is ten tokens long."""
+
+    def __call__(self, input_ids, scores, **ignored):
+        return (input_ids[:, -1] % 2 == 1) & (input_ids.shape[1] >= 10)
+
+
 SETTINGS = {
     "greedy": {},
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
+    "min-p": {"do_sample": True, "min_p": 0.05},
+    "top-h": {"do_sample": True, "top_h": 0.4},
+    "cutoffs": {"do_sample": True, "typical_p": 0.8, "epsilon_cutoff": 0.001, "eta_cutoff": 0.001},
     "several": {"do_sample": True, "num_return_sequences": 3},
     "penalised": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_new_tokens": 5},
+    "the prompt penalised": {"encoder_repetition_penalty": 1.7, "encoder_no_repeat_ngram_size": 1},
+    "banned": {"bad_words_ids": [[token] for token in range(0, VOCABULARY, 3)], "remove_invalid_values": True},
+    "suppressed": {"suppress_tokens": list(range(0, VOCABULARY, 2)), "begin_suppress_tokens": list(range(1, 90))},
+    "biased": {"sequence_bias": [[[7], 2.0], [[9, 7], 20.0]], "renormalize_logits": True},
+    "forced": {"forced_bos_token_id": 7, "forced_eos_token_id": 9, "bos_token_id": 4},
+    "decaying": {"exponential_decay_length_penalty": (3, 1.6), "eos_token_id": 11},
+    "guided": {"guidance_scale": 1.7, "negative_prompt_ids": torch.tensor([[8, 9]] * 3),
+               "negative_prompt_attention_mask": torch.ones(3, 2, dtype=torch.long)},
+    "watermarked": {"watermarking_config": WatermarkingConfig(bias=4.0)},
     "ends": {"eos_token_id": list(range(1, VOCABULARY, 7))},
     "sampled ends": {"do_sample": True, "eos_token_id": list(range(1, VOCABULARY, 9))},
+    "at least": {"eos_token_id": list(range(1, VOCABULARY, 2)), "min_length": 12},
     "by length": {"max_new_tokens": None, "max_length": 11},
-}
+    "by time": {"max_time": 1e-9},
+    "by a criterion": {"stopping_criteria": StoppingCriteriaList([MaxLengthCriteria(9)])},
+    "by a criterion, row by row": {"stopping_criteria": StoppingCriteriaList([EndsAtOdd()])},
+    "by a criterion and ends": {"stopping_criteria": StoppingCriteriaList([EndsAtOdd()]), "eos_token_id": [4, 8]},
+    "by a processor": {"logits_processor": LogitsProcessorList([TemperatureLogitsWarper(0.5)]), "do_sample": True},
+    "by a prefix": {"prefix_allowed_tokens_fn": lambda row, ids: [row + 1, (int(ids[-1]) * 7) % VOCABULARY]},
+    "by a config": {"generation_config": GenerationConfig(repetition_penalty=1.4, pad_token_id=PAD),
+                    "max_new_tokens": 7},
+    "idle": {"num_assistant_tokens": 3, "use_cache": False, "length_penalty": 2.0, "cache_implementation": "dynamic"},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("options", SETTINGS.values(), ids=SETTINGS)
 def test_at_full_depth_the_tokens_are_transformers_own(model, options):
     theirs, ours = generated(model, **options), generated(model, custom=adaptive(FULL), **options)
+    assert ours.tolist() == theirs.tolist()
+
+
+# ---------------------------------------------------------------- what generate takes, walked
+
+TOLD_ELSEWHERE = {  # taken, and seen in a test of its own below
+    "inputs", "kwargs", "custom_generate", "stop_strings", "return_dict_in_generate", "output_scores", "output_logits",
+    "decoder_start_token_id",
+}  # fmt: skip
+
+
+def arguments() -> set[str]:
+    """Everything that ``generate`` of the installed transformers can be told."""
+    settings = {name for name in vars(GenerationConfig()) if not name.startswith("_")} - {"transformers_version"}
+    named = set(inspect.signature(GenerationMixin.generate).parameters) - {"self"}
+    popped = {"tokenizer", "assistant_tokenizer"}  # of its kwargs, by name
+    return settings | named | popped
+
+
+def test_every_argument_of_generate_has_its_one_place():
+    places = [TAKEN, IDLE, UNHEARD, frozenset(REFUSED)]
+    assert sorted(name for place in places for name in place) == sorted(arguments())
+
+
+def test_every_setting_that_is_taken_is_compared_with_transformers():
+    compared = {name for options in (*SETTINGS.values(), {"pad_token_id": PAD}) for name in options}
+    assert compared - IDLE - {"cache_implementation"} == TAKEN - TOLD_ELSEWHERE
+
+
+def test_the_page_says_what_the_code_does():
+    page = (Path(__file__).parents[2] / "docs" / "transformers.md").read_text()
+    rows = dict(re.findall(r"^\| (taken|no effect|refused|never arrives) \| (.*) \|$", page, flags=re.MULTILINE))
+    said = {name: set(re.findall(r"`(\w+)`", cell)) for name, cell in rows.items()}
+    assert said == {"taken": TAKEN, "no effect": IDLE, "refused": set(REFUSED), "never arrives": UNHEARD}
+
+
+VALUES = {  # that transformers itself lets through to a callable
+    "num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5, "constraints": [1], "force_words_ids": [[7]],
+    "prompt_lookup_num_tokens": 3, "assistant_early_exit": 2, "speculation_type": "eagle", "penalty_alpha": 0.6,
+    "dola_layers": "high", "cache_implementation": "offloaded", "prefill_chunk_size": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"continuous_batching_config"}))
+def test_what_is_refused_is_refused_by_its_name(model, name):
+    with pytest.raises(BadArgument, match=f"^{name}="):
+        generated(model, custom=adaptive(FULL), **{"max_new_tokens": 3, name: VALUES.get(name, True)})
+
+
+def test_a_setting_of_transformers_to_come_is_refused(model, monkeypatch):
+    monkeypatch.setattr(GenerationConfig, "__init__", with_a_new_setting(GenerationConfig.__init__))
+    assert generated(model, custom=adaptive(FULL), max_new_tokens=2).shape[1] == 7
+    with pytest.raises(BadArgument, match=r"warp=2, but expected None; this version of transformers is newer"):
+        generated(model, custom=adaptive(FULL), max_new_tokens=2, generation_config=GenerationConfig(warp=2))
+
+
+def with_a_new_setting(made):
+    def init(self, *, warp=None, **kwargs):
+        self.warp = warp
+        made(self, **kwargs)
+
+    return init
+
+
+def words() -> PreTrainedTokenizerFast:
+    """A character for each id."""
+    backend = Tokenizer(BPE({chr(ord("0") + i): i for i in range(VOCABULARY)}, []))
+    backend.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend)
+
+
+@pytest.mark.parametrize("ends", [{}, {"eos_token_id": VOCABULARY - 1}], ids=["strings alone", "strings and an end"])
+@pytest.mark.parametrize("listed", [True, False])
+def test_stop_strings_are_transformers_own_with_a_tokenizer(model, listed, ends):
+    free = generated(model).tolist()
+    said = words().decode(free[0][7:9])
+    strings = [said, *(words().decode(row[10:11]) for row in free[1:])] if listed else said
+    asked = {"stop_strings": strings, **ends}
+    theirs = generated(model, **asked, tokenizer=words())
+    assert (theirs.tolist() != free) == (listed or bool(ends)), "a row that ends alone goes on beside the others"
+    for custom in (
+        adaptive(FULL, tokenizer=words()),
+        adaptive(FULL, loaded=SimpleNamespace(model=model, stepper=CausalStepper(model), tokenizer=words())),
+    ):
+        assert generated(model, custom=custom, **asked).tolist() == theirs.tolist()
+        assert generated(model, custom=custom, **asked, tokenizer=words()).tolist() == theirs.tolist()
+    with pytest.raises(BadArgument, match=r"stop_strings=.*pass adaptive\(point, tokenizer=…\)"):
+        generated(model, custom=adaptive(FULL), **asked, tokenizer=words())
+
+
+def test_positions_of_each_rows_own_tokens_are_taken_and_others_refused(model):
+    counted = (batch()["attention_mask"].cumsum(-1) - 1).clamp(min=0)
+    theirs = generated(model, position_ids=counted, max_new_tokens=4)
+    assert generated(model, custom=adaptive(FULL), position_ids=counted, max_new_tokens=4).tolist() == theirs.tolist()
+    with pytest.raises(BadArgument, match=r"^position_ids="):
+        generated(model, custom=adaptive(FULL), position_ids=counted + 3, max_new_tokens=4)
+
+
+@pytest.mark.parametrize(
+    "options", [{"decoder_start_token_id": 9}, {"decoder_input_ids": torch.tensor([[0, 9], [0, 8]])},
+                {"encoder_no_repeat_ngram_size": 1, "forced_bos_token_id": 7}]
+)  # fmt: skip
+def test_an_encoder_decoder_starts_where_it_is_told(options):
+    model = small_t5(num_layers=LAYERS)
+    sources = {"input_ids": torch.tensor([[5, 9, 2], [61, 3, 1]]), "attention_mask": torch.ones(2, 3, dtype=torch.long)}
+    custom = adaptive(full_depth(model.config.num_decoder_layers))
+    ours, theirs = (model.generate(**sources, **options, max_new_tokens=8, custom_generate=c) for c in (custom, None))
     assert ours.tolist() == theirs.tolist()
 
 
@@ -145,7 +300,7 @@ def test_a_streamer_hears_the_prompt_and_every_token(model):
     assert (heard.ids, heard.ended) == (found[0].tolist(), True)
 
 
-REFUSED = {
+MEANINGLESS = {
     "beams": ({"num_beams": 2}, "num_beams=2, but expected 1"),
     "attentions": ({"output_attentions": True, "return_dict_in_generate": True}, "output_attentions=True, but"),
     "states": ({"output_hidden_states": True, "return_dict_in_generate": True}, "output_hidden_states=True, but"),
@@ -154,7 +309,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("options", "message"), REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize(("options", "message"), MEANINGLESS.values(), ids=MEANINGLESS)
 def test_what_means_nothing_here_is_refused_by_name(model, options, message):
     with pytest.raises(BadArgument) as caught:
         model.generate(
