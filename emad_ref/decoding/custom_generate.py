@@ -7,7 +7,7 @@ seed by seed. Rows decide on their own and padding, on the left as Transformers 
 
 Every argument of ``generate`` and every setting of its configuration is listed here: ``TAKEN`` means what it means
 there, ``IDLE`` has no effect without beams, an assistant or a cache that is named, ``REFUSED`` is refused by name.
-``UNHEARD`` never arrives, for ``generate`` (5.23) keeps it from every callable: hence arguments of ``adaptive``.
+Streamer, assistant, ``synced_gpus`` and tokenizers never arrive: ``generate`` (5.23) keeps them from every callable.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ IDLE = frozenset({
     "disable_compile", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
     "max_matching_ngram_size", "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
 })  # fmt: skip
-UNHEARD = frozenset({"streamer", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer"})
 BY_BEAMS = "depth is decided token by token, not beam by beam"
 UNSHOWN = "layers that a token did not run have none"
 BY_DRAFTS = "a point drafts nothing; emad_ref's DraftingDecoder does"

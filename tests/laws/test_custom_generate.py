@@ -30,7 +30,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from emad_ref import adaptive
-from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, UNHEARD, AdaptiveOutput, AdaptiveSeq2SeqOutput
+from emad_ref.decoding.custom_generate import IDLE, REFUSED, TAKEN, AdaptiveOutput, AdaptiveSeq2SeqOutput
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.models.causal import CausalStepper
@@ -123,6 +123,7 @@ def test_at_full_depth_the_tokens_are_transformers_own(model, options):
 
 # ---------------------------------------------------------------- what generate takes, walked
 
+UNHEARD = {"streamer", "assistant_model", "synced_gpus", "tokenizer", "assistant_tokenizer"}  # by any callable
 TOLD_ELSEWHERE = {  # taken, and seen in a test of its own below
     "inputs", "kwargs", "custom_generate", "stop_strings", "return_dict_in_generate", "output_scores", "output_logits",
     "decoder_start_token_id",
@@ -138,13 +139,28 @@ def arguments() -> set[str]:
 
 
 def test_every_argument_of_generate_has_its_one_place():
-    places = [TAKEN, IDLE, UNHEARD, frozenset(REFUSED)]
+    places = [TAKEN, IDLE, UNHEARD, REFUSED]
     assert sorted(name for place in places for name in place) == sorted(arguments())
 
 
 def test_every_setting_that_is_taken_is_compared_with_transformers():
     compared = {name for options in (*SETTINGS.values(), {"pad_token_id": PAD}) for name in options}
     assert compared - IDLE - {"cache_implementation"} == TAKEN - TOLD_ELSEWHERE
+
+
+def test_what_no_callable_is_given_is_still_not_given(model):
+    """Where transformers passes one on, the page is wrong and ``adaptive`` can take it."""
+    heard, arrived = Heard(), {}
+
+    def custom(model, input_ids, tokenizer=None, assistant_tokenizer=None, **rest):
+        arrived.update(rest, tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer)
+        return input_ids
+
+    model.generate(
+        torch.tensor([PROMPTS[0]]), streamer=heard, assistant_model=model, synced_gpus=False, tokenizer=words(),
+        assistant_tokenizer=words(), max_new_tokens=2, custom_generate=custom,
+    )  # fmt: skip
+    assert not {name for name in UNHEARD if arrived.get(name) is not None}
 
 
 def test_the_page_says_what_the_code_does():

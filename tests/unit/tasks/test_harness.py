@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,9 +21,12 @@ from emad_ref.errors import BadArgument
 from emad_ref.models.loading import load
 from emad_ref.point import full_depth
 from emad_ref.policy.thresholds import fixed_entropy
+from emad_ref.protocol import Prompt
 from emad_ref.replay import depths
 from emad_ref.tasks.scoring import correct, item_of, sequences_of
 from emad_ref.text import world
+from tests.small import small_model
+from tests.unit.models.test_special_tokens import BOS, EOS, LLAMA, TURN, UNK, ids, stored, third_token, transformers_own
 from tests.unit.tasks.test_datasets import ALLENAI, MATH, packed, write, write_folder
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
@@ -34,6 +38,8 @@ from emad_ref.tasks.evaluation import TaskResult, evaluate_tasks, task_manager, 
 from emad_ref.tasks.harness import EmadLM, stop_finder
 from emad_ref.tasks.journal import BadJournal, Journal
 from emad_ref.tasks.local import FOLDER, processing
+from emad_ref.tasks.pairs import PairLM
+from emad_ref.tasks.ways import Way, Written
 
 STOCK = Path(lm_eval.tasks.__file__).parent
 EARLY = fixed_entropy(4, (1, 2, 3), 1.0)
@@ -144,6 +150,46 @@ def test_without_a_chat_template_the_option_is_refused_by_name(nano, monkeypatch
     monkeypatch.setattr(nano.tokenizer, "chat_template", None)
     with pytest.raises(BadArgument, match=r"--apply_chat_template=.emad-nano., but expected a model whose tokenizer"):
         EmadLM(nano).apply_chat_template(CHAT)
+
+
+# ---------------------------------------------------------------- where a text begins and ends
+
+
+def folder_of(tmp_path, named, config, generation):
+    return stored(tmp_path / "model", small_model("llama", torch.float32), named, config, generation)
+
+
+def test_a_text_ends_at_every_declared_end(tmp_path):
+    ends = ids(BOS, [EOS, third_token()])
+    lm = EmadLM(folder_of(tmp_path, LLAMA, ends, ends))
+    asked = [request("<s> w9 w17", {"until": ["never"], "max_gen_toks": 9})]
+    (text,) = lm.generate_until(asked, disable_tqdm=True)
+    own = transformers_own(str(tmp_path / "model"), lm.tok_encode("<s> w9 w17"), 9)
+    assert len(own) == 3
+    assert text == lm.tokenizer.decode(own[:2])
+    pair = PairLM(Way(lambda wanted: [alone(lm, one) for one in wanted], None), (lm.loaded, lm.loaded))
+    asked = [SimpleNamespace(args=asked[0].args, task_name="task", doc_id=0)]
+    assert pair.generate_until(asked, disable_tqdm=True) == [text]
+
+
+def alone(lm, wanted):
+    decoder = WalkedDecoder(lm.stepper, lm.point)
+    (made,) = decoder.generate([Prompt(wanted.prompt)], wanted.most, wanted.stop).emitted
+    return Written(made, len(made))
+
+
+def test_an_empty_context_is_what_opens_every_text(tmp_path):
+    lm = EmadLM(folder_of(tmp_path, LLAMA, ids(UNK, EOS), ids(UNK, EOS)))
+    assert lm.prefix_token_id == lm.loaded.opening == BOS
+    assert lm.get_model_info()["special_tokens"] == {"opening": BOS, "ends": [EOS], "padding": None}
+
+
+def test_an_end_that_only_a_config_declares_will_do(tmp_path):
+    lm = EmadLM(folder_of(tmp_path, {"unk_token": "<unk>"}, ids(BOS, TURN), None))
+    assert (lm.eot_token_id, lm.prefix_token_id) == (TURN, BOS)
+    nowhere = stored(tmp_path / "endless", small_model("llama", torch.float32), {}, ids(BOS), None)
+    with pytest.raises(BadArgument, match="a model with a tokenizer that has an end-of-text token"):
+        EmadLM(nowhere)
 
 
 def test_lm_evals_request_cache_is_refused(nano, tmp_path):
