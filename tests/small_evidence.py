@@ -34,7 +34,7 @@ def small_evidence(stepper: Stepper | None = None, host: Host | None = None, **s
     stepper = CausalStepper(small_model("gpt_neox")) if stepper is None else stepper
     loaded = SimpleNamespace(
         name="small", model=stepper.model, stepper=stepper, geometry=geometry_of(small_config("gpt_neox")),
-        trained=True, opening=0, tokenizer=None, bundled=False, fingerprint="f",
+        trained=True, opening=0, ends=frozenset({0}), tokenizer=None, bundled=False, fingerprint="f",
     )  # fmt: skip
     made = Evidence(loaded, Study(**{"corpus": "self", "budget": FEW} | study), host or Host())
     made.subject.documents = documents

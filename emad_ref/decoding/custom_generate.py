@@ -138,8 +138,11 @@ def adaptive(
         prompts = _prompts(model, input_ids, inputs_tensor, model_kwargs.get("attention_mask"))
         decoder = WalkedDecoder(walked[0][1], point, max_rows=len(prompts))
         loop = _Loop(decoder, prompts, generation_config, streamer)
-        words = tokenizer if tokenizer is not None or loaded is None else loaded.tokenizer
-        return loop.run(input_ids, logits_processor, _with_strings(stopping_criteria, stop_strings, words))
+        criteria = stopping_criteria
+        if stop_strings is not None:
+            words = tokenizer if tokenizer is not None or loaded is None else loaded.tokenizer
+            criteria = StoppingCriteriaList([*criteria, _met(stop_strings, words)])
+        return loop.run(input_ids, logits_processor, criteria)
 
     return generate
 
@@ -217,12 +220,8 @@ class _Loop:
         return made(sequences=ids, scores=scores, logits=logits, depths=depths)  # type: ignore[arg-type]
 
 
-def _with_strings(
-    criteria: StoppingCriteriaList, strings: str | list[str] | None, tokenizer: Any
-) -> StoppingCriteriaList:
-    """``criteria``, and that a row ends where its text holds one of ``strings``."""
-    if strings is None:
-        return criteria
+def _met(strings: str | list[str], tokenizer: Any) -> StopStringCriteria:
+    """That a row ends where its text holds one of ``strings``."""
     if tokenizer is None:
         raise BadArgument(
             "stop_strings",
@@ -230,7 +229,7 @@ def _with_strings(
             "a tokenizer beside it",
             "generate keeps its own tokenizer= from every callable: pass adaptive(point, tokenizer=…)",
         )
-    return StoppingCriteriaList([*criteria, StopStringCriteria(tokenizer, strings)])  # type: ignore[misc]
+    return StopStringCriteria(tokenizer, strings)
 
 
 def _require_supported(settings: dict[str, Any], model_kwargs: dict[str, Any]) -> None:

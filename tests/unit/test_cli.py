@@ -43,7 +43,8 @@ def small(monkeypatch):
     """``load`` that knows one small model; tests change its attributes."""
     model = small_model("gpt_neox")
     loaded = SimpleNamespace(
-        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, trained=True, bundled=False,
+        name="small", model=model, tokenizer=Letters(), fingerprint="f00d", opening=0, ends=frozenset({0}),
+        trained=True, bundled=False,
         geometry=geometry_of(model.config), stepper=CausalStepper(model),
     )  # fmt: skip
 

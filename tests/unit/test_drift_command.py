@@ -49,6 +49,7 @@ def model():
         tokenizer=Letters(),
         fingerprint=FINGERPRINT,
         opening=0,
+        ends=frozenset({0}),
         stepper=CausalStepper(walked),
         geometry=geometry_of(walked.config),
     )

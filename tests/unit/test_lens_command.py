@@ -28,6 +28,7 @@ def small(monkeypatch):
         tokenizer=Letters(),
         fingerprint="f00d",
         opening=0,
+        ends=frozenset({0}),
         stepper=CausalStepper(model),
         geometry=geometry_of(model.config),
     )

@@ -36,7 +36,14 @@ def evidence(stepper: Stepper, margin: float | None = None, corpus: str = "self"
     study = Study(corpus=corpus, budget=FEW, margin=margin)
     tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [len(text) % VOCABULARY, len(text) % 7])
     loaded = SimpleNamespace(
-        name="small", stepper=stepper, trained=True, opening=0, tokenizer=tokenizer, bundled=False, fingerprint="f"
+        name="small",
+        stepper=stepper,
+        trained=True,
+        opening=0,
+        ends=frozenset({0}),
+        tokenizer=tokenizer,
+        bundled=False,
+        fingerprint="f",
     )
     made = Evidence(loaded, study, Host())
     made.traces.__dict__["profile"] = Profile(

@@ -112,7 +112,7 @@ def test_generate_of_transformers_takes_it(model, found):
 
 
 def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, capsys):
-    model.tokenizer, model.opening, model.geometry = Letters(), 0, model.stepper.geometry
+    model.tokenizer, model.opening, model.ends, model.geometry = Letters(), 0, frozenset({0}), model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     save_exit(tmp_path / "e", found)
     save_exit(tmp_path / "none", replace(found, lossy=None, why_none="no slack"))
@@ -134,7 +134,7 @@ def test_the_command_line_decodes_with_it(model, found, tmp_path, monkeypatch, c
 @pytest.mark.parametrize("copied", [0, 4])
 @pytest.mark.parametrize("options", [(), ("--temperature", "0.8", "--seed", "3")], ids=["greedy", "sampled"])
 def test_what_is_drafted_is_the_models_own_output(model, found, tmp_path, monkeypatch, capsys, options, copied):
-    model.tokenizer, model.opening, model.geometry = Letters(), 0, model.stepper.geometry
+    model.tokenizer, model.opening, model.ends, model.geometry = Letters(), 0, frozenset({0}), model.stepper.geometry
     monkeypatch.setattr(loading, "load", lambda name: model)
     gate = replace(found.fitted.gate, weights=found.fitted.gate.weights[:1])
     drafting = Drafting(2, 3, 1e9, found.fitted.lens.digest, gate, copied=copied)
