@@ -70,6 +70,13 @@ def test_the_rest_is_counted_and_named_with_what_would_decide_it():
     ]
 
 
+@pytest.mark.parametrize("remarks", [["texts open with 1", "num_beams=4: left out"], None, "nonsense"])
+def test_what_is_remarked_of_a_models_files_is_said_once(remarks):
+    found = report([claim("EMAD-E1")]) | {"models": [{"name": "m", "remarks": remarks}]}
+    said = [line for line in text(found, 120) if line.startswith("emad: m: ")]
+    assert said == ([f"emad: m: {remark}" for remark in remarks] if isinstance(remarks, list) else [])
+
+
 @WIDTHS
 @pytest.mark.parametrize("verdict", ["survived", "falsified", "inconclusive", "measured", "not applicable"])
 def test_forty_lines_none_too_wide_whatever_came_out(width, verdict):
