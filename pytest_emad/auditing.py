@@ -64,8 +64,8 @@ class Auditor:
         declared: float,
         point: OperatingPoint | None = None,
         drawn: bool = False,
-    ) -> None:
-        """Hold ``taken`` of ``prompts`` against the golden on record; a note where there is none.
+    ) -> bool:
+        """Hold ``taken`` of ``prompts`` against the golden on record; False, and a note, where there is none.
 
         Args:
             about: fingerprint, dtype, corpus, seed and kind, by which it is on record.
@@ -80,7 +80,7 @@ class Auditor:
         golden = self._record.golden(key, asked | decided | taken.to_json())
         if golden is None:
             self._record.note("golden rows not applicable (no golden recorded)")
-            return
+            return False
         # a threshold that lies elsewhere by so much decides as a signal that does
         shift = moved(golden.get("point"), decided["point"]) if decided else 0.0
         others = [name for name, value in asked.items() if golden.get(name) != value]
@@ -90,3 +90,4 @@ class Auditor:
             pytest.fail(f"golden {key} was recorded for another {name}: record it again", pytrace=False)
         noise += shift / self._tolerance if shift else 0.0
         self(same_as(Taken.from_json(golden), taken, self._tolerance, noise, declared=declared))
+        return True

@@ -20,6 +20,7 @@ from emad_ref.report.provenance import torch_threads
 from emad_ref.report.providers import whose
 from pytest_emad import (
     afresh,
+    attempts,
     attendance,
     backends,
     caches,
@@ -38,7 +39,9 @@ from pytest_emad.options import add_options, register, settings
 from pytest_emad.reporting import REFUSAL, Reporting, header
 
 MARKER = "emad(claim=None, budget='smoke', measures=False): the claim a test decides, the smallest budget it runs in, whether it measures time or energy"  # noqa: E501  # one line, because pytest --markers prints it as it stands
-NEEDED = ("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-reporting")  # our own plugins
+NEEDED = (  # our own plugins
+    *("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-attempts", "emad-reporting"),
+)
 
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _ATTENDANCE = pytest.StashKey[attendance.Attendance]()
@@ -84,6 +87,7 @@ def _prepare(config: pytest.Config) -> None:
         caches.keep_together(config)
     config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
     config.pluginmanager.register(attended, "emad-attendance")
+    config.pluginmanager.register(attempts, "emad-attempts")
     config.pluginmanager.register(fixtures, "emad-fixtures")
     config.pluginmanager.register(stopping, "emad-stopping")
     backends.register(config)
@@ -106,6 +110,8 @@ def _refuse_parts(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        _settle(config)  # ``--help`` and the like begin no session
     if _PREVIOUS_PROFILE in config.stash:
         from hypothesis import settings as hypothesis_settings
 

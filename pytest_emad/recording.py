@@ -34,8 +34,12 @@ if TYPE_CHECKING:
     from emad_ref.evidence.exhibits import Exhibits
     from emad_ref.verdict.goldens import Goldens
 
-KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT = tuple(
-    f"emad.record.{kind}" for kind in ("claim", "point", "note", "model", "golden", "known", "table", "audit")
+KINDS = CLAIM, POINT, NOTE, MODEL, GOLDEN, KNOWN, TABLE, AUDIT, ATTEMPT, RAISED, REPLACED = tuple(
+    f"emad.record.{kind}"
+    for kind in (
+        *("claim", "point", "note", "model", "golden", "known", "table", "audit"),
+        *("attempt", "raised", "replaced"),  # written by ``attempts``
+    )
 )
 
 
@@ -80,13 +84,15 @@ class Recorder:
         key = key_of(row.id, fingerprint or verdict.model, corpus, self._run)
         beside = compared(row, verdict, self._known.expected(key, self._run.seed))
         verdict, expected = replace(verdict, gate=self._gates(row, beside.expected)), beside.expected
-        told = verdict.to_json() | {"title": row.plain or row.title}
-        self._add(CLAIM, told | ({"refused": refused} if refused else {}))
-        self._add(KNOWN, beside.to_json())
-        if self._settings.update_golden and row.requires not in MACHINE_BOUND:
-            self._put_on_record(verdict, key)
+        updating = self._settings.update_golden and row.requires not in MACHINE_BOUND
+        if updating:
             expected = Expected(frozenset({verdict.verdict}), verdict.verdict)  # accepted; the run fails as a whole
         found = consequence(verdict, row, self._settings.gating, expected)
+        told = verdict.to_json() | {"title": row.plain or row.title, "fails": bool(found.failure)}
+        self._add(CLAIM, told | ({"refused": refused} if refused else {}))
+        self._add(KNOWN, beside.to_json())
+        if updating:
+            self._put_on_record(verdict, key)
         if found.warning:
             warnings.warn(EmadWarning(found.warning), stacklevel=2)
         if found.failure:
@@ -219,6 +225,14 @@ def read_properties(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[
     """(kind, value) for each of our records among a report's ``user_properties``, in order."""
     for kind, value in filter(is_record, properties):
         yield kind, json.loads(str(value))
+
+
+def of_first_attempt(properties: Sequence[tuple[str, object]]) -> Iterator[tuple[str, Any]]:
+    """The same of the first attempt alone: what a later one found decides nothing."""
+    for kind, value in read_properties(properties):
+        if kind == ATTEMPT and value > 1:
+            return
+        yield kind, value
 
 
 def is_record(entry: tuple[str, object]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from emad_ref.report.consistency import contradictions
 from emad_ref.report.missing import another, missing, waived
 from emad_ref.report.reading import Report
 
@@ -26,6 +27,7 @@ def faults(report: Report, asked: Sequence[str], shipped: Sequence[str], decoder
     for entry in report["tests"]:
         if entry["outcome"] in ("failed", "error"):
             yield f"{entry['nodeid']}: {entry['outcome']} ({entry['reason'].partition(chr(10))[0]})"
+    yield from (said for said in contradictions(report) if said not in run["failures"])
     if decoder is not None and (judged := another(report, decoder)):
         yield f"decoder={decoder!r} was required, but {judged}"
     waivers = [waiver["of"] for waiver in report["waivers"]]

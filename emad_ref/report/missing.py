@@ -61,8 +61,7 @@ def missing(report: Report, asked: Iterable[str], shipped: Sequence[str], *, alw
     """
     wanted = [name for name in shipped if below(name, asked)] if always or report["decoder"]["foreign"] else []
     excused = [ABOVE, NO_EXIT, NO_PAIR] if always else [ABOVE, NO_EXIT, NO_PAIR, LEFT_OUT]
-    lost = [*_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
-    return [*_whose(report), *lost, *_contradicted(report)]
+    return [*_whose(report), *_lost(report, wanted, excused), *_undecided(report, wanted, excused)]
 
 
 def not_applicable(report: Report) -> list[Mapping[str, Any]]:
@@ -155,7 +154,7 @@ def _why_lost(entry: Mapping[str, Any]) -> str:
         return ""
     if entry["outcome"] == "not reported":
         return "collected, but never run"
-    if entry["outcome"] == "xfailed":
+    if entry["outcome"] == "xfailed" and not _ran_and_failed(entry):
         return f"marked as an expected failure ({entry['reason'] or 'no reason'})"
     if entry["outcome"] != "skipped" or entry["kind"] == "not applicable":
         return ""
@@ -164,18 +163,9 @@ def _why_lost(entry: Mapping[str, Any]) -> str:
     return f"the decoder declined ({entry['reason']})" if below(entry["shipped"], ANSWERED) else ""
 
 
-def _contradicted(report: Report) -> list[Missing]:
-    """Tests that are said to have passed, although an audit refuted the decoder in them: the outcome was changed."""
-    passed = {entry["nodeid"]: entry for entry in report["tests"] if entry["outcome"] in ("passed", "xpassed")}
-    return [
-        Missing(
-            str(passed[audit["test"]]["shipped"]),
-            f"passed, although audit {audit['check']} refuted it ({audit['detail']})",
-            "find the hook that changed the outcome",
-        )
-        for audit in report["audits"]
-        if audit["passed"] is False and audit["test"] in passed and passed[audit["test"]]["shipped"]
-    ]
+def _ran_and_failed(entry: Mapping[str, Any]) -> bool:
+    """Then it is decided, and what is wrong is its outcome (``consistency``)."""
+    return any(attempt["outcome"] in ("failed", "error") for attempt in entry.get("attempts", ())[:1])
 
 
 def _which(nodeids: Sequence[str]) -> str:

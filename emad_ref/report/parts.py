@@ -63,6 +63,8 @@ def put_together(parts: Mapping[str, Report], asked: Asked, shipped: Sequence[st
         "notes": facts(note for report in reports for note in _notes(report)) + list(told(asked.deselected)),
         "tests": [test for report in reports for test in report["tests"]],
         "audits": [audit for report in reports for audit in report["audits"]],
+        "repeats": [repeat for report in reports for repeat in report.get("repeats", ())],
+        "replaced": facts(part for report in reports for part in report.get("replaced", ())),
         "deselected": list(asked.deselected),
         "decoder": {"name": whose(providers), "foreign": foreign, "providers": providers, "overlooked": overlooked},
         "provenance": first["provenance"] | {name: _each(reports, name) for name in OF_MACHINES},

@@ -14,15 +14,21 @@ Schema 2 adds what the finding rests on, from the first test on:
     run         {"started" UTC, "duration_s", "command", "addopts" of the environment, "exit_status", "failures" of the
                 run as a whole, "asked" of the shipped tests, "claims_file" with its hash, "project" with its commit}
     decoder     {"name", "foreign", "providers": [who was asked, and what came of it], "overlooked": [who was not]}
-    tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}]
-    audits      [{"test", "check", "passed", "detail", "n", "ties"}]
+    tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
+                "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
+                "shown": how many tables, points and notes the first attempt recorded
+    audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" where it is not the first
+    repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
+                that have one, which decide nothing; "alike": the same fact, recorded once more
+    replaced    [{"what", "by"}]: parts of the judge that were not its own, and what stood in their place
     deselected  [{"nodeid", "shipped", "claim"? it would have asked, or null, "why"}]
     waivers     [{"of", "reason", "needed"}]
     known       [{"claim", "model", "expected", "changed", "why"}]: the verdicts beside the record
     claims      may say "refused": why the decoder, not the model or the text, left the claim undecided; "title": the
                 claim in plain words; "good": which way its estimate is better, ``lower``, ``higher`` or neither; "why":
                 what would decide a row that was left open, else its reason; "enough": about how much of what is
-                counted would. Legs have "good", "remedy" and "enough"
+                counted would; "test": the node id of the test that gave it; "fails": whether gate and options make it
+                fail that test. Legs have "good", "remedy" and "enough"
 
 Keys beyond these are kept and not shown. Nothing here needs a model, torch or any extra.
 """
@@ -117,6 +123,14 @@ RATIOS = Form(
     "batch size → ratio, or null",
     lambda value: value is None or (isinstance(value, dict) and all(map(_is_number, value.values()))),
 )
+ATTEMPTS = Form(
+    "a list of {outcome, reason}",
+    lambda value: (
+        isinstance(value, list)
+        and all(isinstance(each, dict) and TEST_OUTCOME.fits(each.get("outcome")) for each in value)
+        and all(TEXT.fits(each.get("reason")) for each in value)
+    ),
+)
 
 PARTS: dict[str, Form] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
     "settings": OBJECT,
@@ -127,6 +141,7 @@ EVIDENCE: dict[str, Form] = dict.fromkeys(("tests", "audits", "deselected", "wai
     "run": OBJECT,
     "decoder": OBJECT,
 }
+MAY_LACK = ("repeats", "replaced")  # parts of schema 2 that reports of earlier versions have not
 OF_SCHEMA = {1: PARTS, 2: PARTS | EVIDENCE}
 ANSWER = {
     "estimate": NUMBER,
@@ -155,6 +170,16 @@ REQUIRED: dict[str, dict[str, Form]] = {
     "audits": {"test": TEXT, "check": TEXT, "passed": FLAG_OR_NULL, "detail": TEXT, "n": COUNT, "ties": COUNT},
     "deselected": {"nodeid": TEXT, "shipped": TEXT_OR_NULL, "why": TEXT},
     "waivers": {"of": TEXT, "reason": TEXT, "needed": FLAG},
+    "repeats": {
+        "id": TEXT,
+        "model": TEXT,
+        "verdict": OUTCOME,
+        "fails": FLAG,
+        "test": TEXT,
+        "attempt": COUNT,
+        "alike": FLAG,
+    },
+    "replaced": {"what": TEXT, "by": TEXT},
 }
 # part → keys of a part that is one object
 INSIDE: dict[str, dict[str, Form]] = {
@@ -190,7 +215,17 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "time_ratio": RATIOS,
     },
     "tables": {"figure": TEXT},
-    "claims": {"refused": TEXT, "title": TEXT, "good": GOOD, "why": TEXT, "enough": COUNT_OR_NULL},
+    "claims": {
+        "refused": TEXT,
+        "title": TEXT,
+        "good": GOOD,
+        "why": TEXT,
+        "enough": COUNT_OR_NULL,
+        "test": TEXT,
+        "fails": FLAG,
+    },
+    "tests": {"attempts": ATTEMPTS, "shown": COUNT},
+    "audits": {"attempt": COUNT},
 }
 
 
@@ -213,7 +248,8 @@ def read_report(place: Path) -> Report:
     except ValueError as error:
         raise BadReport(f"{path} is no JSON text ({error}); the file is damaged, run the suites again") from error
     _require_ours(path, data)
-    for part, form in OF_SCHEMA[data["schema"]].items():
+    optional = {part: LIST for part in MAY_LACK if part in data}
+    for part, form in (OF_SCHEMA[data["schema"]] | optional).items():
         _require(path, "", data, {part: form})
         if form is LIST:
             for number, entry in enumerate(data[part]):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from emad_ref.files import BadFile, append, write_atomically
 from emad_ref.report.reading import REPORT, State
 from pytest_emad import attendance
 from pytest_emad.options import register, settings
-from pytest_emad.recording import CLAIM, read_properties
+from pytest_emad.recording import CLAIM, of_first_attempt
 from pytest_emad.reporting import junit
 from pytest_emad.reporting.results import write_report
 from pytest_emad.reporting.run import Run
@@ -28,6 +29,14 @@ from pytest_emad.stopping import STOP
 
 JOB_SUMMARY = "GITHUB_STEP_SUMMARY"  # names the file that a step of GitHub's appends Markdown to
 REFUSAL = "emad usage error"  # node id of a worker's usage error
+# options under which pytest runs no test's body, by the name of their value; those of ``SET_UP`` run its fixtures
+SET_UP = {"setupplan": "--setup-plan", "setuponly": "--setup-only"}
+WITHOUT_TESTS = SET_UP | {
+    "collectonly": "--collect-only",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "cacheshow": "--cache-show",
+}
 
 
 class Reporting:
@@ -38,6 +47,9 @@ class Reporting:
         self.run = Run(config, attended)
         self.report: Path | None = None
         self._started = self._stopped = self._stays = False
+        self._without_tests = next((name for name in WITHOUT_TESTS if config.getoption(name, False)), None)
+        self._session: pytest.Session | None = None  # once it is over
+        self._status = 0  # as this run found it
         self._kept: str | None = None  # a finished report that stood where this run writes
         self._last: dict[str, Any] | None = None  # the run at its end, as the summary shows it
 
@@ -62,7 +74,7 @@ class Reporting:
             self._begin()
 
     def _begin(self) -> None:
-        if self._started:
+        if self._started or self._without_tests:
             return
         self._started = True
         if self.settings.report is None:
@@ -89,7 +101,7 @@ class Reporting:
         """In place of its dot, what a test decided: the first verdict is seen when it is reached, in a log as well."""
         if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
             return None
-        claims = [value for kind, value in read_properties(report.user_properties) if kind == CLAIM]
+        claims = [value for kind, value in of_first_attempt(report.user_properties) if kind == CLAIM]
         writer = self.config.get_terminal_writer()
         said = decided(claims, writer.fullwidth)
         if not said:
@@ -115,10 +127,12 @@ class Reporting:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if session.config.option.collectonly:
+        if self._without_tests:
+            if self._without_tests in SET_UP and session.exitstatus == pytest.ExitCode.OK and self.run.judging:
+                session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED  # pytest's word for a run without tests
             return
         self.run.state = self._ended(session)
-        if self._stopped and session.exitstatus == pytest.ExitCode.OK and self.run.judging:
+        if self.run.state == "interrupted" and session.exitstatus == pytest.ExitCode.OK and self.run.judging:
             # pytest.exit(returncode=0), from anywhere: what was stopped did not pass
             session.exitstatus = pytest.ExitCode.INTERRUPTED
         gate = self.settings.gating
@@ -126,6 +140,8 @@ class Reporting:
             from emad_ref.report.failing import demanded  # not at the start of every run
 
             self.run.failures += demanded(self.run.described(int(session.exitstatus)), register(self.config))
+        if self.run.state != "usage error" and self.run.judging:
+            self.run.require_consistency(int(session.exitstatus))
         if self.run.state == "complete" and self.run.judging:
             self.run.require_decisions(int(session.exitstatus))
         status = int(session.exitstatus)
@@ -135,9 +151,19 @@ class Reporting:
             self._last = self.run.described(int(session.exitstatus))
         self._write(session)
         self._append_job_summary(session)
+        self._session, self._status = session, int(session.exitstatus)
         terminal = self.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and self.config.get_verbosity() < 1:
             leave_out_repeated(terminal)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """After every ``pytest_sessionfinish``: one of them may have changed the exit status of a run that failed."""
+        session, status = self._session, self._status
+        if session is not None and status and session.exitstatus == pytest.ExitCode.OK and self.run.judging:
+            session.exitstatus = status
+            said = f"emad: a hook set the exit status to 0 after this run had ended with {status}; it stays {status}"
+            print(said, file=sys.stderr)
 
     def _ended(self, session: pytest.Session) -> State:
         if session.exitstatus == pytest.ExitCode.USAGE_ERROR:
@@ -182,7 +208,11 @@ class Reporting:
     def pytest_terminal_summary(self, terminalreporter: Any) -> Generator[None, None, None]:
         """After pytest's own failures, so that the verdicts are the last thing on the screen."""
         yield
-        if self._last is None:
+        if self._without_tests:
+            if self.run.judging and (self._without_tests in SET_UP or self.config.get_verbosity() >= 0):
+                said = f"emad: {WITHOUT_TESTS[self._without_tests]} runs no test: nothing was decided"
+                terminalreporter.line(f"{said}, and no report is written")
+        elif self._last is None:
             for place in self._places():
                 terminalreporter.line(f"emad: {place}")
         else:

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from _pytest.junitxml import xml_key  # pytest offers class names to no hook
 
-from pytest_emad.recording import CLAIM, is_record, read_properties
+from pytest_emad.recording import CLAIM, is_record, of_first_attempt
 
 NUMBERS = ("estimate", "low", "high", "threshold", "n")
 
 
 def flatten(report: pytest.TestReport) -> None:
     """Replace our records among the properties of ``report`` by the short form, once nobody needs them any more."""
-    claims = [value for kind, value in read_properties(report.user_properties) if kind == CLAIM]
+    claims = [value for kind, value in of_first_attempt(report.user_properties) if kind == CLAIM]
     others = [entry for entry in report.user_properties if not is_record(entry)]
     short = [entry for number, claim in enumerate(claims, start=1) for entry in _short(number, claim)]
     report.user_properties = [*others, *short]

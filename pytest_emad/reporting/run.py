@@ -72,6 +72,12 @@ class Run:
         """What each process of the run saw, this one first."""
         return [self._attended.to_json(), *self.workers]
 
+    def require_consistency(self, exit_status: int) -> None:
+        """Verdicts, audits and reported outcomes must agree, however far the run came."""
+        from emad_ref.report.consistency import contradictions  # not at the start of every run
+
+        self.failures += contradictions(self.described(exit_status))
+
     def require_decisions(self, exit_status: int) -> None:
         """Not decided is not green: what of the tests that were asked for the decoder under test left open."""
         from emad_ref.report.failing import decided  # not at the start of every run

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
+from emad_ref.audit.finding import Finding
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.questions.company import Docket
 from emad_ref.questions.emad_f2 import usable
 from pytest_emad.asking import Ask, rows
+from pytest_emad.auditing import Auditor
 from pytest_emad.replayclock import CLOCK, record_samples
 
 
@@ -22,11 +25,14 @@ def test_claim(emad_ask: Ask, claim: str) -> None:
 @pytest.mark.benchmark(timer=CLOCK)
 @pytest.mark.parametrize("arm", ["full", "adaptive", "generate"])
 def test_samples_are_recorded_as_benchmarks(
-    emad_evidence: Evidence, emad_docket: Docket, benchmark: Any, arm: str
+    emad_evidence: Evidence, emad_docket: Docket, emad_audit: Auditor, benchmark: Any, arm: str
 ) -> None:
     """pytest-benchmark's tables and JSON hold the samples of the paired run: replayed, not timed again."""
     asked = emad_docket.asked("EMAD-F2", emad_evidence.name, emad_evidence.subject.stepper.layers)
     point, _ = usable(emad_evidence, asked)
     timed = emad_evidence.stopwatch.timed(point)
     batch = min(timed)
-    record_samples(benchmark, timed[batch].seconds[arm].tolist(), f"{emad_evidence.name}, batch {batch}")
+    seconds = timed[batch].seconds[arm]
+    record_samples(benchmark, seconds.tolist(), f"{emad_evidence.name}, batch {batch}")
+    said = f"{len(seconds)} requests of arm {arm} at batch {batch}, {seconds.min():.3g} s to {seconds.max():.3g} s"
+    emad_audit(Finding("samples", bool(np.isfinite(seconds).all() and (seconds > 0).all()), said, len(seconds), 0))

@@ -84,4 +84,5 @@ def test_a_pair_emits_its_golden_tokens(emad_pair: Pair, audit: Auditor, kind: s
     prompts = large.prompts(ROWS, LENGTH)
     about = f"{small.fingerprint[:16]}+{large.fingerprint[:16]}", large.dtype, large.corpus, large.seed, kind
     taken = PAIRED[kind](emad_pair, prompts)
-    audit.golden(about, taken, prompts, NOISE, declared=declared, drawn=kind == DRAWN)
+    if not audit.golden(about, taken, prompts, NOISE, declared=declared, drawn=kind == DRAWN):
+        pytest.skip("not applicable (no golden recorded)")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from emad_ref.audit.finding import Finding
 from emad_ref.evidence.gathered import Evidence
+from pytest_emad.auditing import Auditor
 
 pytest.importorskip("lm_eval", reason="the extra `tasks` is not installed")
 from emad_ref.tasks.harness import Forced, decoded, replayed
@@ -14,7 +16,9 @@ ROWS, CONTEXT = 4, 8
 CONTINUATIONS = (1, 3, 7, 12)  # tokens: rows of a batch end one by one
 
 
-def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(emad_evidence: Evidence) -> None:
+def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(
+    emad_evidence: Evidence, emad_audit: Auditor
+) -> None:
     subject, longest = emad_evidence.subject, max(CONTINUATIONS)
     if subject.seq2seq:
         pytest.skip("not applicable (an encoder-decoder model: requests have no source)")
@@ -29,4 +33,5 @@ def test_at_full_depth_log_likelihoods_are_those_of_decoding_token_by_token(emad
     fast = np.array([likelihood for likelihood, _ in replayed(subject.stepper, subject.full, requests)])
     allowed = 2 * noise * np.array(CONTINUATIONS)  # per token: its logit and the normaliser
     off = np.abs(fast - slow)
-    assert (off <= allowed).all(), f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"
+    said = f"log-likelihoods off by {off.max():.2g} nats over {CONTINUATIONS} tokens"
+    emad_audit(Finding("log-likelihoods", bool((off <= allowed).all()), said, n=sum(CONTINUATIONS), ties=0))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from emad_ref.audit.finding import Finding
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
+from pytest_emad.recording import Recorder
 
 NEW, ROWS, LENGTH = 8, 2, 8
 
 
 @pytest.mark.parametrize("kind", ["full depth", "probing"])
-def test_the_judges_model_is_left_alone(emad_evidence: Evidence, kind: str) -> None:
+def test_the_judges_model_is_left_alone(emad_evidence: Evidence, emad_audit: Auditor, kind: str) -> None:
     """``open`` looks at it afterwards, and says what has changed: here, and in every other test."""
     subject = emad_evidence.subject
     point = subject.full if kind == "full depth" else emad_evidence.bridging.probing_point
@@ -19,10 +21,17 @@ def test_the_judges_model_is_left_alone(emad_evidence: Evidence, kind: str) -> N
     before = subject.own_greedy(prompts, NEW)
     with subject.open(point, max_rows=ROWS) as decoder:
         decoder.generate(prompts, NEW, frozenset())
-    assert (subject.own_greedy(prompts, NEW) == before).all(), "the model's own generate says something else now"
+    alike = subject.own_greedy(prompts, NEW) == before
+    said = f"the model's own generate repeats {alike.sum()} of its {alike.size} tokens"
+    emad_audit(Finding("model left alone", bool(alike.all()), said, n=alike.size, ties=0))
 
 
-def test_counted_work_is_the_work_that_runs(emad_evidence: Evidence, emad_audit: Auditor) -> None:
-    """What runs where nobody looks is no complaint: ``suites/cost`` asks the clock."""
-    if emad_evidence.witnessed.seen.passed is False:
-        emad_audit(emad_evidence.witnessed.seen)
+def test_counted_work_is_the_work_that_runs(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_record: Recorder
+) -> None:
+    """Work that runs unseen is recorded as undecided and is no complaint: ``suites/cost`` asks the clock."""
+    seen = emad_evidence.witnessed.seen
+    if seen.passed is None:
+        emad_record.audit(seen)
+    else:
+        emad_audit(seen)

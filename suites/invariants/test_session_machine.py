@@ -21,10 +21,12 @@ from hypothesis.stateful import (
 )
 from numpy.typing import NDArray
 
+from emad_ref.audit.finding import Finding
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.subject import Subject
 from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
+from pytest_emad.auditing import Auditor
 from pytest_emad.options import Settings
 from pytest_emad.properties import property_settings
 
@@ -215,11 +217,17 @@ class SessionMachine(RuleBasedStateMachine):
                 talk.session.close()
 
 
-def test_session_survives_any_order_of_operations(emad_evidence: Evidence, emad_settings: Settings) -> None:
-    subject = emad_evidence.subject
+def test_session_survives_any_order_of_operations(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_settings: Settings
+) -> None:
+    """What goes wrong is raised where it shows; an audit says that all orders were gone through."""
+    subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
     with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
         run_state_machine_as_test(
             type("BoundMachine", (SessionMachine,), bound),
-            settings=property_settings(emad_settings.budget, STEPS),
+            settings=wanted,
         )
+    orders, steps = wanted.max_examples, wanted.stateful_step_count
+    said = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"
+    emad_audit(Finding("session machine", True, said, n=orders, ties=0))

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.report.missing import missing
 from pytest_emad import installed
-from tests.plugin.conftest import Run, report_of, unwrapped
+from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 MODEL = """
 import pytest
@@ -38,6 +38,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
+    (folder.parent / "conftest.py").write_text(RECORDED)
     (folder / "test_model.py").write_text(MODEL)
     monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
     return folder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pytest_emad import installed
-from tests.plugin.conftest import Run
+from tests.plugin.conftest import RECORDED, Run
 
 USAGE = pytest.ExitCode.USAGE_ERROR
 
@@ -71,6 +71,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "claims"
     folder.mkdir(parents=True)
+    (folder.parent / "conftest.py").write_text(RECORDED)
     (folder / "test_one.py").write_text("def test_one(): pass\n")
     monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
     return project.path / "suites"

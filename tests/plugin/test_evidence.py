@@ -14,7 +14,7 @@ import pytest
 from emad_ref import cli
 from emad_ref.report.reading import read_report
 from pytest_emad import installed
-from tests.plugin.conftest import Run, report_of
+from tests.plugin.conftest import RECORDED, Run, report_of
 
 USAGE, INTERRUPTED = pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.INTERRUPTED
 EARLIER = {"schema": 1, "earlier": True}
@@ -25,6 +25,7 @@ def suites(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder that the plugin takes for its own suites."""
     folder = project.path / "suites" / "invariants"
     folder.mkdir(parents=True)
+    (folder.parent / "conftest.py").write_text(RECORDED)
     monkeypatch.setattr(installed, "SUITES", (project.path / "suites",))
     return folder
 

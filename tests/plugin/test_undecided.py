@@ -9,12 +9,14 @@ import pytest
 
 from emad_ref import cli
 from pytest_emad import installed as installation
-from tests.plugin.conftest import Run, report_of, unwrapped
+from pytest_emad import integrity
+from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 OK, FAILED, USAGE = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR
 
 SUITES = {
-    "conftest": """
+    "conftest": RECORDED
+    + """
         import pytest
         from types import SimpleNamespace
         from emad_ref.point import full_depth
@@ -192,6 +194,15 @@ def test_a_conftest_cannot_lose_a_test(
 def test_an_expected_failure_is_no_pass(suites: Path, project: pytest.Pytester, run: Run) -> None:
     wrong = "import pytest\ndef pytest_emad_make_decoder(config, request): raise ValueError('wrong')\n"
     project.makeconftest(wrong + MARKED.format(mark="xfail"))
+    said = "reported as xfailed, although its body ended as failed (ValueError: wrong); find the mark, hook or plugin"
+    for waiver in ([], ["--emad-waive", f"{SAMPLING}=flaky"]):
+        result = run(SAMPLING, *waiver)
+        assert result.ret == FAILED
+        assert [said in line for line in failures(result)] == [True, True]
+
+
+def test_an_expected_failure_that_never_ran_is_not_decided(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    project.makeconftest(FOREIGN + "import pytest" + MARKED.format(mark="xfail").replace("reason", "run=False, reason"))
     (line,) = failures(run(SAMPLING))
     assert line.startswith(f"{SAMPLING}: marked as an expected failure (flaky): 1, 2; let it run")
 
@@ -220,8 +231,9 @@ def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pyte
     result = run(SAMPLING)
     result.assert_outcomes(passed=1)
     assert result.ret == FAILED
-    (line,) = failures(result)
-    assert line.startswith(f"{SAMPLING}: passed, although audit rows refuted it (row 2 is off); find the hook")
+    audit, body = failures(result)
+    assert audit.startswith(f"{SAMPLING}: passed, although audit rows refuted it (row 2 is off); find the mark, hook")
+    assert "although its body ended as failed (Failed: audit rows: row 2 is off)" in body
 
 
 @pytest.mark.parametrize("arguments", [["-k", "not sampling"], ["--deselect", SAMPLING], ["-m", "nothing"]])
@@ -315,6 +327,7 @@ def ours_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = types.ModuleType("emad_ref.evidence.host")
     stand_in.ours = lambda request: "ours"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "emad_ref.evidence.host", stand_in)
+    monkeypatch.setattr(integrity, "replaced", lambda item: [])  # which would name the stand-in
 
 
 def test_a_conftest_that_was_not_loaded_is_named(

@@ -20,7 +20,13 @@ def whole(**changes):
     tests = [passed(name) for name in SHIPPED]
     verdicts = [verdict("survived", claim) for claim in DECIDING]
     settings = {"models": ["m"], "budget": "smoke"}
-    return report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
+    made = report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
+    audits = [audit(test["nodeid"]) for test in made["tests"] if isinstance(test, dict)]
+    return made | {"audits": audits} | changes
+
+
+def audit(nodeid, **changes):
+    return {"test": nodeid, "check": "rows", "passed": True, "detail": "as seen", "n": 3, "ties": 0} | changes
 
 
 def with_test(name, **changes):
