@@ -72,7 +72,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Of setup and teardown: where no body runs, no wrapper of its call sees what was raised."""
     error = None if call.excinfo is None else call.excinfo.value
-    if _ATTEMPTS in item.stash and call.when != "call" and error is not None and not isinstance(error, NO_OUTCOME):
+    not_run = isinstance(error, (*NO_OUTCOME, pytest.xfail.Exception))  # ``xfail(run=False)`` is raised by pytest
+    if _ATTEMPTS in item.stash and call.when != "call" and error is not None and not not_run:
         _put(item, RAISED, {"outcome": "skipped" if _declines(error) else "error", "reason": _said(error)})
     return (yield)
 

@@ -74,7 +74,7 @@ def _verdicts(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
             if report["run"]["exit_status"] == 0:
                 yield f"{said}, but exit_status=0 and its test is not on record; run again with this version"
         elif _over(report, entry) and entry["outcome"] not in FAILED:
-            yield f"{said}, but its test {entry['nodeid']} is reported as {entry['outcome']}; {CHANGED}"
+            yield f"{said}, but its test {entry['nodeid']} is reported as {entry['outcome']}; {_remedy(entry)}"
 
 
 def _audits(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
@@ -84,13 +84,18 @@ def _audits(report: Report, tests: Mapping[str, Any]) -> Iterator[str]:
             yield f"audit {audit['check']} is of {audit['test']}, but no such test is on record; run again"
         elif audit["passed"] is False and entry["outcome"] not in FAILED and _over(report, entry):
             said = f"{entry['shipped'] or entry['nodeid']}: {entry['outcome']}, although audit {audit['check']}"
-            yield f"{said} refuted it ({audit['detail']}); {CHANGED}"
+            yield f"{said} refuted it ({audit['detail']}); {_remedy(entry)}"
 
 
 def _attempts(report: Report) -> Iterator[str]:
+    """Of shipped tests whose verdicts and audits do not say it already."""
+    refuted = {audit["test"] for audit in report["audits"] if audit["passed"] is False}
+    refuted |= {claim.get("test") for claim in report["claims"] if fails(claim, report["settings"])}
     for entry in report["tests"]:
         attempts = entry.get("attempts") or ()
         if entry["shipped"] is None or not attempts or entry["outcome"] in FAILED or not _over(report, entry):
+            continue
+        if entry["nodeid"] in refuted:
             continue
         first, *others = attempts
         if first["outcome"] in FAILED or (entry["outcome"] in PASSED and first["outcome"] != "passed"):
@@ -98,7 +103,7 @@ def _attempts(report: Report) -> Iterator[str]:
             what = "its first attempt" if others else "its body"
             yield (
                 f"{entry['nodeid']}: reported as {entry['outcome']}, although {what} {_ended(first)}{then}; "
-                + ("the first attempt counts: run it once" if others else CHANGED)
+                f"{_remedy(entry)}"
             )
 
 
@@ -153,10 +158,10 @@ def _empty(report: Report) -> Iterator[str]:
             continue
         if not (entry.get("shown") and below(entry["shipped"], SHOWING)):
             empty.setdefault(entry["shipped"], []).append(entry["nodeid"])
-    for name, nodeids in empty.items():
+    for nodeids in empty.values():
         yield (
-            f"{name}: {_listed(nodeids)} passed, but put no audit and no verdict on record: that is no pass; find the "
-            "fixture, hook or plugin that keeps its body or its audits from running"
+            f"{_listed(nodeids)} passed, but put no audit and no verdict on record: that is no pass; find the fixture, "
+            "hook or plugin that keeps body or audits from running"
         )
 
 
@@ -172,6 +177,10 @@ def _replaced(report: Report) -> Iterator[str]:
 def _over(report: Report, entry: Mapping[str, Any]) -> bool:
     """Whether the test had come to its end: a run that was stopped has one that had not, and is no pass anyhow."""
     return report["state"] == "complete" or entry["outcome"] != "not reported"
+
+
+def _remedy(entry: Mapping[str, Any]) -> str:
+    return "the first attempt counts: run it once" if len(entry.get("attempts", ())) > 1 else CHANGED
 
 
 def _ended(attempt: Mapping[str, Any]) -> str:

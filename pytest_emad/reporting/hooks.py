@@ -20,7 +20,7 @@ from emad_ref.files import BadFile, append, write_atomically
 from emad_ref.report.reading import REPORT, State
 from pytest_emad import attendance
 from pytest_emad.options import register, settings
-from pytest_emad.recording import CLAIM, of_first_attempt
+from pytest_emad.recording import ATTEMPT, CLAIM, read_properties
 from pytest_emad.reporting import junit
 from pytest_emad.reporting.results import write_report
 from pytest_emad.reporting.run import Run
@@ -101,7 +101,10 @@ class Reporting:
         """In place of its dot, what a test decided: the first verdict is seen when it is reached, in a log as well."""
         if report.when != "call" or report.skipped or hasattr(report, "wasxfail") or self.config.get_verbosity() != 0:
             return None
-        claims = [value for kind, value in of_first_attempt(report.user_properties) if kind == CLAIM]
+        records = list(read_properties(report.user_properties))
+        if (ATTEMPT, 2) in records:
+            return None
+        claims = [value for kind, value in records if kind == CLAIM]
         writer = self.config.get_terminal_writer()
         said = decided(claims, writer.fullwidth)
         if not said:

@@ -111,9 +111,9 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
     for folder in (suites, suites / "claims", suites / "cost"):
         folder.mkdir()
         (folder / "__init__.py").touch()
-    (suites / "conftest.py").write_text(RECORDED)
     (suites / "claims" / "test_claim.py").write_text(
-        "def test_claim(emad_settings):\n    assert emad_settings.study.seed == 0\n"
+        "from emad_ref.audit.finding import Finding\ndef test_claim(emad_settings, emad_record):\n"
+        "    emad_record.audit(Finding('seed', emad_settings.study.seed == 0, '', 1, 0))\n"
     )
     (suites / "cost" / "test_time.py").write_text("def test_time():\n    pass\n")
     monkeypatch.setenv("PYTHONPATH", str(site))

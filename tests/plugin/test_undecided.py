@@ -204,7 +204,7 @@ def test_an_expected_failure_is_no_pass(suites: Path, project: pytest.Pytester, 
 def test_an_expected_failure_that_never_ran_is_not_decided(suites: Path, project: pytest.Pytester, run: Run) -> None:
     project.makeconftest(FOREIGN + "import pytest" + MARKED.format(mark="xfail").replace("reason", "run=False, reason"))
     (line,) = failures(run(SAMPLING))
-    assert line.startswith(f"{SAMPLING}: marked as an expected failure (flaky): 1, 2; let it run")
+    assert line.startswith(f"{SAMPLING}: marked as an expected failure ([NOTRUN] flaky): 1, 2; let it run")
 
 
 FORGES = """

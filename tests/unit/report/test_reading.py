@@ -8,7 +8,17 @@ import re
 import pytest
 
 from emad_ref.errors import BadArgument
-from emad_ref.report.reading import EVIDENCE, INSIDE, OPTIONAL, PARTS, REQUIRED, BadReport, read_report, read_reports
+from emad_ref.report.reading import (
+    EVIDENCE,
+    INSIDE,
+    MAY_LACK,
+    OPTIONAL,
+    PARTS,
+    REQUIRED,
+    BadReport,
+    read_report,
+    read_reports,
+)
 from emad_ref.verdict.claims import OUTCOMES, Leg, Verdict
 from tests.unit.report.sample import report, report_2, verdict, written
 
@@ -51,7 +61,7 @@ def test_claims_and_legs_are_asked_for_all_that_verdicts_write():
     from emad_ref.report.reading import LEG
 
     assert set(LEG) == set(Leg("l", "survived", 1.0, None, 3, None, "u").to_json()) - of_legs
-    assert set(OPTIONAL) <= set(REQUIRED) <= {*PARTS, *EVIDENCE}
+    assert set(OPTIONAL) <= set(REQUIRED) <= {*PARTS, *EVIDENCE, *MAY_LACK}
 
 
 def broken(part: str, key: str, value: object) -> dict:

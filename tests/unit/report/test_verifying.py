@@ -6,6 +6,7 @@ import pytest
 
 from emad_ref import cli
 from emad_ref.questions.register import question_of
+from emad_ref.report.consistency import contradictions
 from emad_ref.report.missing import DECIDING, missing
 from emad_ref.report.shipped import SUITES, below, shipped_name, shipped_tests, suite_names
 from emad_ref.report.unasked import ABOVE
@@ -18,7 +19,7 @@ INVARIANT = "suites/invariants/test_depth.py::test_rows_of_a_batch_decide_alone"
 def whole(**changes):
     """A report of every shipped test, as a run of the smoke budget of a foreign decoder writes it."""
     tests = [passed(name) for name in SHIPPED]
-    verdicts = [verdict("survived", claim) for claim in DECIDING]
+    verdicts = [verdict("survived", claim) | {"gate": True} for claim in DECIDING]
     settings = {"models": ["m"], "budget": "smoke"}
     made = report_2(tests=tests, claims=verdicts, settings=settings, waivers=[], deselected=[]) | changes
     audits = [audit(test["nodeid"]) for test in made["tests"] if isinstance(test, dict)]
@@ -122,9 +123,85 @@ def test_each_fault_is_named(tmp_path, capsys, data, said):
     assert f"{tmp_path}: {said}" in text
 
 
+F1 = verdict("falsified", "EMAD-F1") | {"test": f"{INVARIANT}[m]", "fails": True}
+OTHERS = [verdict("survived", claim) | {"gate": True} for claim in DECIDING if claim != "EMAD-F1"]
+SURE = verdict("survived", "EMAD-F1") | {"gate": True}
+TRIED = [{"outcome": "failed", "reason": "Failed: wrong"}, {"outcome": "passed", "reason": ""}]
+REPEAT = {"id": "EMAD-F1", "model": "m", "verdict": "survived", "gate": True, "fails": False, "attempt": 2}
+CONTRADICTORY = [
+    ({"claims": [F1, *OTHERS]}, "EMAD-F1 of m is falsified and fails the run, but its test"),
+    (
+        {"claims": [F1 | {"gate": False}, *OTHERS]},
+        "EMAD-F1 of m gates by the register, but is recorded with gate=false",
+    ),
+    (
+        {"claims": [verdict("falsified", "EMAD-F1"), *OTHERS]},
+        "EMAD-F1 of m is falsified and fails the run, but exit_status=0 and its test is not on record",
+    ),
+    (
+        {
+            "claims": [F1 | {"verdict": "inconclusive", "fails": False}, *OTHERS],
+            "settings": {"models": ["m"], "inconclusive": "fail"},
+        },
+        "EMAD-F1 of m is inconclusive and fails the run",
+    ),
+    ({"audits": [audit("t")]}, "audit rows is of t, but no such test is on record"),
+    ({"audits": []}, "passed, but put no audit and no verdict on record: that is no pass"),
+    ({"replaced": [{"what": "fixture emad_audit", "by": "conftest.py:3"}]}, "replaced: fixture emad_audit by conftest"),
+    (
+        {"repeats": [REPEAT | {"test": f"{INVARIANT}[m]", "alike": True}]},
+        "EMAD-F1 of m was decided 2 times (survived, then survived)",
+    ),
+]
+OF_ONE_TEST = [  # what its entry says, what its audit says, what is said of both
+    ({}, {"passed": False}, f"{INVARIANT}: passed, although audit rows refuted it (as seen)"),
+    ({"outcome": "xfailed", "reason": "flaky"}, {"passed": False}, f"{INVARIANT}: xfailed, although audit rows"),
+    ({"outcome": "skipped", "kind": "not applicable"}, {"passed": False}, f"{INVARIANT}: skipped, although audit rows"),
+    ({"outcome": "failed"}, {}, "reported as failed, although every verdict and audit of it holds and no reason is"),
+    ({"outcome": "failed", "reason": "wrong"}, {}, f"exit_status=0, although {INVARIANT}[m] failed"),
+    ({"attempts": TRIED}, {}, "its first attempt ended as failed (Failed: wrong), then passed; the first attempt co"),
+    ({"attempts": TRIED[:1]}, {}, "its body ended as failed (Failed: wrong); find the mark, hook or plugin"),
+    ({"attempts": [{"outcome": "not reported", "reason": ""}]}, {}, "its body never ended; find the mark, hook"),
+]
+
+
+@pytest.mark.parametrize(("changes", "said"), CONTRADICTORY, ids=[said[:50] for _, said in CONTRADICTORY])
+def test_a_report_that_contradicts_itself_is_refused(tmp_path, capsys, changes, said):
+    waiver = {"of": INVARIANT, "reason": "next week", "needed": True}
+    status, text = verified(tmp_path, capsys, whole(waivers=[waiver], **({"claims": [SURE, *OTHERS]} | changes)))
+    assert status == 1
+    assert f"{tmp_path}: " in text
+    assert said in text
+
+
+@pytest.mark.parametrize(("entry", "found", "said"), OF_ONE_TEST, ids=[said[:50] for *_, said in OF_ONE_TEST])
+def test_outcome_and_audit_of_a_test_must_agree_each_way(tmp_path, capsys, entry, found, said):
+    data = with_test(INVARIANT, **entry)
+    data["audits"] = [one | found if one["test"] == f"{INVARIANT}[m]" else one for one in data["audits"]]
+    waiver = {"of": INVARIANT, "reason": "next week", "needed": True}
+    status, text = verified(tmp_path, capsys, data | {"waivers": [waiver]})
+    assert status == 1
+    assert said in text
+
+
+def test_what_agrees_is_no_contradiction():
+    """A verdict that is on record as falsified under the gate known, the same fact twice, a table that is shown."""
+    table = "suites/claims/test_tables.py::test_table"
+    tests = [passed(table, shown=1) if name == table else passed(name) for name in SHIPPED]
+    audits = [audit(f"{name}[m]") for name in SHIPPED if name != table]
+    alike = REPEAT | {"test": f"{INVARIANT}[m]", "alike": True, "attempt": 1}
+    known = {"models": ["m"], "gate": "known"}
+    claims = [F1 | {"fails": False}, *OTHERS]
+    assert contradictions(whole(tests=tests, audits=audits, claims=claims, settings=known, repeats=[alike])) == []
+    failed = whole(tests=[passed(INVARIANT, outcome="failed", reason="x")], claims=[F1], run=RUN | {"exit_status": 1})
+    assert contradictions(failed | {"audits": [audit(f"{INVARIANT}[m]", passed=False)]}) == []
+
+
 def test_what_was_not_asked_of_the_run_is_asked_here(tmp_path, capsys):
     some = [passed(name) for name in SHIPPED if name.startswith("suites/invariants")]
-    partly = whole(tests=some, claims=[verdict("survived", "EMAD-E2")], run=RUN | {"asked": ["suites/invariants"]})
+    partly = whole(
+        tests=some, claims=[verdict("survived", "EMAD-E2") | {"gate": True}], run=RUN | {"asked": ["suites/invariants"]}
+    )
     assert verified(tmp_path, capsys, partly)[0] == 0
     assert verified(tmp_path, capsys, partly, "--require-suite", "invariants")[0] == 0
     status, text = verified(tmp_path, capsys, partly, "--require-suite", "invariants,fidelity")
