@@ -58,15 +58,15 @@ def _fixtures(item: pytest.Function) -> Iterator[tuple[str, str]]:
     for name in item.fixturenames:
         if not name.startswith("emad_") or name not in vars(fixtures):
             continue
-        (*_, used) = item._fixtureinfo.name2fixturedefs.get(name) or [None]
-        if used is not None and not _made_in(used.func, fixtures):
-            yield f"fixture {name}", _place(used.func)
+        definitions = item._fixtureinfo.name2fixturedefs.get(name, ())
+        if definitions and not _made_in(definitions[-1].func, fixtures):
+            yield f"fixture {name}", _place(definitions[-1].func)
         elif name in item.funcargs and item.funcargs[name] is not _returned(item, name):
             yield f"fixture {name}", f"an argument of type {type(item.funcargs[name]).__qualname__}"
 
 
 def _returned(item: pytest.Function, name: str) -> Any:
-    made = item._request._get_active_fixturedef(name).cached_result  # type: ignore[attr-defined]
+    made = item._request._get_active_fixturedef(name).cached_result
     return None if made is None else made[0]
 
 

@@ -20,7 +20,6 @@ from emad_ref.report.provenance import torch_threads
 from emad_ref.report.providers import whose
 from pytest_emad import (
     afresh,
-    attempts,
     attendance,
     backends,
     caches,
@@ -87,7 +86,6 @@ def _prepare(config: pytest.Config) -> None:
         caches.keep_together(config)
     config.stash[_ATTENDANCE] = attended = attendance.Attendance(config)
     config.pluginmanager.register(attended, "emad-attendance")
-    config.pluginmanager.register(attempts, "emad-attempts")
     config.pluginmanager.register(fixtures, "emad-fixtures")
     config.pluginmanager.register(stopping, "emad-stopping")
     backends.register(config)
@@ -208,6 +206,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
             backends.check(config)
         if any(choosing.judges(item) for item in items):
             _take_device(config)
+            _record_attempts(config)
         _keep_what_is_asked(config, items)
         items[:] = order.by_folder(items)
     except pytest.UsageError as error:
@@ -241,6 +240,12 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
             raise
         attendance.refused(item, refusal.features)
         pytest.skip(f"not applicable ({refusal})")
+
+
+def _record_attempts(config: pytest.Config) -> None:
+    from pytest_emad import attempts  # it parses our own source: not at the start of every run
+
+    config.pluginmanager.register(attempts, "emad-attempts")
 
 
 def _take_device(config: pytest.Config) -> None:

@@ -176,7 +176,7 @@ def _replaced(report: Report) -> Iterator[str]:
 
 def _over(report: Report, entry: Mapping[str, Any]) -> bool:
     """Whether the test had come to its end: a run that was stopped has one that had not, and is no pass anyhow."""
-    return report["state"] == "complete" or entry["outcome"] != "not reported"
+    return bool(report["state"] == "complete" or entry["outcome"] != "not reported")
 
 
 def _remedy(entry: Mapping[str, Any]) -> str:

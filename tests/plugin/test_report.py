@@ -107,7 +107,7 @@ def test_report(project: pytest.Pytester, run: Run) -> None:
     ]
     assert set(report["claims"][0]) == {
         *("id", "model", "verdict", "estimate", "interval", "n", "threshold", "unit", "gate", "reason", "legs"),
-        *("title", "good", "why", "enough"),
+        *("title", "good", "why", "enough", "test", "fails"),
     }
     assert report["points"][0]["mean_depth"] == 5.25
     assert report["notes"] == ["the baseline sleeps"]
