@@ -89,7 +89,7 @@ PLANTED = (
     Planted("exits-system", "exits", "sys.exit(0)", leaving(lambda: sys.exit(0)), FORCED, r"SystemExit|state=",
             ),
     Planted("forges-by-xfail", "forged", "a conftest marks every test as an expected failure", made(DeclaresAnything),
-            NOISE, r"marked as an expected failure", by=RUN, bystander="xfail"),
+            NOISE, r"xfailed, although audit noise refuted", by=RUN, bystander="xfail"),
     Planted("forges-by-skip", "forged", "a conftest marks every test to be skipped", made(DeclaresAnything),
             NOISE, r"skipped by a mark", by=RUN, bystander="skip"),
     Planted("forges-by-deselection", "forged", "a conftest leaves tests out", made(DeclaresAnything), NOISE,
