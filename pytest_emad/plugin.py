@@ -5,6 +5,7 @@ Importing it imports neither torch nor hypothesis: having the package installed 
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Generator, Sequence
 from contextlib import suppress
@@ -42,6 +43,7 @@ NEEDED = (  # our own plugins
     *("emad-fixtures", "emad-stopping", "emad-stopping-run", "emad-attendance", "emad-attempts", "emad-reporting"),
 )
 
+_OWN = pytest.StashKey[dict[str, object]]()  # what is registered under their names
 _PREVIOUS_PROFILE = pytest.StashKey[str]()
 _ATTENDANCE = pytest.StashKey[attendance.Attendance]()
 _ANNOUNCED = pytest.StashKey[Path]()
@@ -92,6 +94,7 @@ def _prepare(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(stopping.Stopping(), "emad-stopping-run")
         config.pluginmanager.register(Reporting(config, attended), "emad-reporting")
+    config.stash[_OWN] = {name: config.pluginmanager.get_plugin(name) for name in NEEDED}
 
 
 def _quiet_benchmarks(config: pytest.Config) -> None:
@@ -108,7 +111,7 @@ def _refuse_parts(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    if not hasattr(config, "workerinput") and not _lost_parts(config):
         _settle(config)  # ``--help`` and the like begin no session
     if _PREVIOUS_PROFILE in config.stash:
         from hypothesis import settings as hypothesis_settings
@@ -246,6 +249,7 @@ def _record_attempts(config: pytest.Config) -> None:
     from pytest_emad import attempts  # it parses our own source: not at the start of every run
 
     config.pluginmanager.register(attempts, "emad-attempts")
+    config.stash[_OWN]["emad-attempts"] = attempts
 
 
 def _take_device(config: pytest.Config) -> None:
@@ -331,5 +335,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """A worker sends home what only it knows: torch is not imported on the controller, whose run this is the end of."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["emad.torch_threads"] = torch_threads()
+    elif lost := _lost_parts(session.config):
+        said = f"emad: {' and '.join(lost)} was taken out of this run, which proves nothing; leave every part of it in"
+        print(said, file=sys.stderr)
+        session.exitstatus = int(session.exitstatus) or pytest.ExitCode.TESTS_FAILED
     else:
         _settle(session.config)
+
+
+def _lost_parts(config: pytest.Config) -> list[str]:
+    """Parts of this plugin that somebody unregistered or replaced in a run of our suites: no report tells of it."""
+    if _OWN not in config.stash or not (installed.asked_suites(config) or config.stash[_ATTENDANCE].collected):
+        return []
+    held = config.pluginmanager.get_plugin
+    return [name for name, part in config.stash[_OWN].items() if held(name) is not part]

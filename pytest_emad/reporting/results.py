@@ -95,7 +95,9 @@ class Results:
         attempts, repeated = entry.get("attempts", []), False
         for kind, value in found[known:]:
             if kind == ATTEMPT:
-                entry["attempts"] = attempts = [*attempts, {"outcome": NEVER, "reason": ""}]
+                times = max(value, len(attempts) + 1) - len(attempts)  # more than one where others were kept from us
+                attempts = [*attempts, *({"outcome": NEVER, "reason": ""} for _ in range(times))]
+                entry["attempts"] = attempts
             elif kind == RAISED:
                 _raise_to(attempts[-1], value)
             elif kind == REPLACED:

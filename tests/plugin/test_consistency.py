@@ -229,6 +229,18 @@ def test_a_claim_that_two_tests_decide_differently_is_decided_once(project: pyte
     assert gates(project) == {"EMAD-F1": "survived", "EMAD-F2": "survived"}
 
 
+FORGETS = RERUNS.replace(
+    "        if not again: break\n", "        if not again: break\n        item.user_properties = []\n"
+)
+
+
+def test_an_attempt_whose_records_were_thrown_away_is_missed(suites: Path, project: pytest.Pytester, run: Run) -> None:
+    (suites / "test_a.py").write_text(FLAKY)
+    project.makeconftest(FORGETS)
+    assert run(f"{suites}/test_a.py::test_silent", *REPORT).ret == FAILED
+    assert "its first attempt never ended, then passed; the first attempt counts" in one(project, "::test_silent:")
+
+
 # ---------------------------------------------------------------- exit statuses that are changed
 
 LATER = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session): session.exitstatus = 0\n"
@@ -252,6 +264,24 @@ def test_an_exit_status_that_was_changed_stays_red(
     assert run("suites", *REPORT).ret != OK
     assert report_of(project.path / "out")["run"]["exit_status"] != 0
     assert cli.main(["verify", str(project.path / "out")]) == 1
+
+
+@pytest.mark.parametrize("part", ["emad-reporting", "emad-attempts", "emad-fixtures"])
+def test_a_part_that_is_taken_out_of_the_run_is_named(
+    suites: Path, project: pytest.Pytester, run: Run, part: str
+) -> None:
+    """And the report of an earlier run is no proof of this one."""
+    (suites / "test_a.py").write_text("def test(): pass")
+    (project.path / "out").mkdir()
+    (project.path / "out" / "report.json").write_text(json.dumps({"schema": 1}))
+    taken = f"config.pluginmanager.unregister(name={part!r})"
+    project.makeconftest(
+        f"import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_runtestloop(session): session.{taken}"
+    )
+    result = run("suites", *REPORT)
+    assert result.ret != OK
+    assert f"emad: {part} was taken out of this run, which proves nothing" in result.stderr.str()
+    assert (project.path / "out" / "run.begun").is_file()
 
 
 def test_the_exit_status_of_other_tests_is_their_own(project: pytest.Pytester, run: Run) -> None:
