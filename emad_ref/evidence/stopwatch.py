@@ -38,7 +38,7 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import PROMPT, Floats, Ints, Record
 from emad_ref.verdict.legs import LEVEL
-from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.times import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.verdict.units import ByPair
 
 COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
@@ -441,7 +441,9 @@ def decidable(seconds: Mapping[str, Floats], threshold: float, legs: int) -> tup
     own = seconds[ADAPTIVE] / seconds[ADAPTIVE].mean()
     spreads = [float((a / a.mean() - own).std(ddof=1)) for arm, a in seconds.items() if arm != ADAPTIVE]
     up, down = (
-        smallest_decidable_speedup(max(spreads), len(own), threshold=threshold, error=error)
+        smallest_decidable_speedup(
+            max(spreads), len(own), threshold=threshold, error=error, units=BLOCKS[-1], inflation=PLANNED_INFLATION
+        )
         for error in (LEVEL, LEVEL / legs)
     )
     return up, threshold**2 / down

@@ -33,7 +33,7 @@ from emad_ref.verdict.units import ByPair
 
 SHORTEST, LONGEST = 6, 24  # tokens of a watched prompt, and new ones
 ROWS = (1, 3, 2)  # of the watched requests: alone, and together
-PAIRS, FED, OPENING = 12, 8, 8  # timed pairs, tokens fed in each, and of the prompt before them
+PAIRS, FED, OPENING = 16, 8, 8  # timed pairs, tokens fed in each, and of the prompt before them
 SHOWN, DENIED = 0.5, 0.2  # of the time that the FLOPs left out promise: what shows them, and what refutes them
 DEEP, SHALLOW = "full depth", "a quarter"
 

@@ -95,17 +95,27 @@ def paired(
 
 
 def smallest_decidable_speedup(
-    spread: float, n: int, *, threshold: float = 1.0, error: float = 0.05, power: float = 0.8
+    spread: float,
+    n: int,
+    *,
+    threshold: float = 1.0,
+    error: float = 0.05,
+    power: float = 0.8,
+    units: int | None = None,
+    inflation: float = 1.0,
 ) -> float:
     """The smallest true speed-up that ``n`` pairs show to exceed ``threshold`` with probability ``power``.
 
-    threshold · exp((t_{1−error} + t_{power}) · spread / √n), t with n − 1 degrees of freedom; the usual approximation.
+    threshold · exp((t_{1−error} + t_{power}) · spread · √(inflation / n)), t with units − 1 degrees of freedom; the usual
+    approximation.
 
     Args:
         spread: standard deviation of the log ratio of a pair, from a pilot.
         n: pairs, ≥ 2.
         threshold: the speed-up to exceed; 1.10 for EMAD-F2.
         error: one-sided; divide it by the number of legs for Holm's first step.
+        units: what is taken to be independent, ≥ 2: blocks of time; None: every pair.
+        inflation: factor of the squared standard error, ≥ 1: what the test allows for an unsteady machine.
 
     Raises:
         BadArgument: a negative spread, n < 2, threshold ≤ 0, or error or power outside 0–1.
@@ -119,5 +129,6 @@ def smallest_decidable_speedup(
     for name, value in (("error", error), ("power", power)):
         if not 0 < value < 1:
             raise BadArgument(name, value, "a probability between 0 and 1")
-    reach = stats.t.ppf(1 - error, n - 1) + stats.t.ppf(power, n - 1)
-    return threshold * math.exp(float(reach) * spread / math.sqrt(n))
+    freedom = min(n, units or n) - 1
+    reach = stats.t.ppf(1 - error, freedom) + stats.t.ppf(power, freedom)
+    return threshold * math.exp(float(reach) * spread * math.sqrt(inflation / n))

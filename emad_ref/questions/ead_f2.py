@@ -1,7 +1,7 @@
 """EAD-F2: does switching beat speculation with the same pair, which loses nothing? (EAD, reading notes, Thoughts)
 
 The rule put forward against speculation, which scores as the large model: batch 1, in time and in FLOPs. The time of a
-mix of requests is their total, and so are its FLOPs (``times.total_ratio``).
+mix of requests is their total, and so are its FLOPs (``times.total_ratio``, ``times.work_ratio``).
 
 What the claim names is speculative decoding of the same pair, and not ours: transformers' assisted generation is the
 same by another implementation, and whoever wants the large model's output takes the faster of the two. Which that is
@@ -37,7 +37,7 @@ from emad_ref.verdict.claims import Leg, Verdict
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, estimated, row, weighed
 from emad_ref.verdict.scores import retained
-from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.times import total_ratio, work_ratio
 from emad_ref.verdict.units import ByItem
 
 ARMS = ("large", "EAD", "speculative", *LIBRARY)
@@ -107,8 +107,7 @@ def _gains(arms: Mapping[str, Raced], asked: Asked) -> dict[str, tuple[Estimate,
         if arm in arms
     }
     if ead.spent is not None and speculative.spent is not None:
-        work = total_ratio(speculative.spent, ead.spent, threshold=fewest)
-        gains["FLOPs"] = replace(work, unit="× fewer FLOPs"), fewest
+        gains["FLOPs"] = work_ratio(speculative.spent, ead.spent, threshold=fewest), fewest
     return gains
 
 

@@ -38,7 +38,7 @@ from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.interval import Estimate
 from emad_ref.verdict.legs import corrected, counted, estimated, row, weighed
 from emad_ref.verdict.shares import accuracy_drop
-from emad_ref.verdict.times import total_ratio
+from emad_ref.verdict.times import total_ratio, work_ratio
 from emad_ref.verdict.units import ByPair
 
 LOSSLESS = ("speculative", "self-speculative")
@@ -150,8 +150,7 @@ def _drafted(name: str, arm: Raced, emad: Raced) -> list[Leg]:
     """Acceptance of a speculating arm and, where both count, its FLOPs over those of EMAD at its point."""
     legs = [acceptance_leg(name, arm.accepted)]
     if arm.spent is not None and emad.spent is not None:
-        fewer = replace(total_ratio(arm.spent, emad.spent), unit="× fewer FLOPs")
-        legs.append(estimated(f"FLOPs against {name}", fewer))
+        legs.append(estimated(f"FLOPs against {name}", work_ratio(arm.spent, emad.spent)))
     return legs
 
 

@@ -5,6 +5,7 @@
     columns    what is resampled, held against its type         scores  means over items: retained, a difference
     ratios     of two paired sums (Fieller)                     ranks   Spearman's correlation
     holm       of several p-values                              times   seconds: one ratio per pair, one of totals
+    steadiness what of paired times is the machine's doing
 
 Every estimate has a two-sided 95 % interval to show, and two p-values against the caller's threshold, so that Holm's
 correction can be applied where legs meet (``legs``). Interval and p-value come from the same distribution: p ≤ 5 %
@@ -30,6 +31,9 @@ class Estimate:
     ``p_above``        p-value of "the effect is at most the threshold": small means shown to be above.
     ``p_below``        p-value of "the effect is at least the threshold": small means shown to be below.
     ``noun``           what ``n`` counts: documents, items, pairs.
+    ``note``           what a reader must know of the value whatever is decided; "" nothing.
+    ``unsteady``       of times: how the run shows that its machine was not steady (``steadiness``), said where the
+                       verdict is left open; "" where it does not, and of everything that is no time.
     """
 
     value: float
@@ -41,6 +45,8 @@ class Estimate:
     unit: str
     method: str
     noun: str
+    note: str = ""
+    unsteady: str = ""
 
 
 def needed_n(estimate: Estimate, error: float) -> int | None:

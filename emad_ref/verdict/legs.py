@@ -96,6 +96,7 @@ class Tested:
     """A leg before it is decided.
 
     ``needed``      gives, for a level, about how many of ``noun`` would decide it.
+    ``unsteady``    of times: how their machine was not steady, which no further pairs mend; "" otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 where the row asks for no more than to decide at all.
     """
 
@@ -103,6 +104,7 @@ class Tested:
     noun: str
     needed: Callable[[float], int | None]
     to_survive: int = 0
+    unsteady: str = ""
 
 
 def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> Tested:
@@ -120,8 +122,8 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
         falsify, survive = survive, falsify
     tied = falsify == survive == 1  # nothing is shown, of either side
     said = estimate.method if tied or not leg.interval else ""
-    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=said)
-    return Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive)
+    leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_said(said, estimate.note))
+    return Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
 
 
 def corrected(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
@@ -171,6 +173,9 @@ def _left_open(test: Tested, family: int) -> Leg:
         return leg  # a tie, or a single unit, whose reason is said; no number of such units would decide
     falling = leg.p_falsify < leg.p_survive
     alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
+    if test.unsteady:
+        remedy = f"{test.unsteady}; time it where nothing else runs"
+        return replace(leg, reason=_said(leg.reason, alone, remedy), remedy=remedy)
     number = test.needed(LEVEL / family if falling else LEVEL)
     if number is None:
         remedy = f"too near the threshold for any number of {test.noun}"
@@ -233,7 +238,8 @@ def cut(verdict: Verdict, shown: int) -> Verdict:
 
 def estimated(name: str, estimate: Estimate, reason: str = "", threshold: float | None = None) -> Leg:
     """A leg that only reports; ``threshold`` is shown beside it where there is one."""
-    return Leg(name, "measured", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit, reason)
+    said = _said(reason, estimate.note)
+    return Leg(name, "measured", estimate.value, finite(estimate), estimate.n, threshold, estimate.unit, said)
 
 
 def counted(name: str, value: float, n: int, unit: str, reason: str = "") -> Leg:

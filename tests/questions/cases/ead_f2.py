@@ -58,7 +58,7 @@ def unassisted(time: float, work: float):
     """Transformers refuses to assist."""
 
     def found(rng: np.random.Generator) -> Found:
-        made = against_speculation(time, work)(rng)
+        made = against_speculation(time, work, pairs=60)(rng)
         arms = {arm: one for arm, one in made.arms.items() if arm != ASSISTED}
         return replace(made, arms=arms, absent={ASSISTED: "ValueError: no cache"})
 
@@ -104,10 +104,10 @@ def saves_too_little(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5), 20, check=names_the_score),
+    Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5, pairs=60), 20, check=names_the_score),
     Case("slower and dearer", "fails", against_speculation(0.8, 0.7), draws=20),
     Case("faster than our speculation, slower than transformers'", "fails",
-         against_speculation(1.3, 1.5, assisted=0.8), draws=20, check=names_assisted),
+         against_speculation(1.3, 1.5, assisted=0.8, pairs=60), draws=20, check=names_assisted),
     Case("faster and cheaper than ours, where transformers refuses", "holds", unassisted(1.3, 1.5), draws=10,
          check=says_what_did_not_run),
     Case("faster, but dearer", "fails", against_speculation(1.3, 0.7), draws=20),

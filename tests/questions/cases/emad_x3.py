@@ -10,7 +10,7 @@ UNUSABLE = "no usable exit: EMAD-X1 is falsified"
 
 CASES = [
     Case("a third faster", "holds", timed(1.33, 1.3), draws=10),
-    Case("as fast", "fails", timed(1.0), draws=10),
+    Case("as fast", "fails", timed(1.0, pairs=60), draws=10),
     Case("slower than compiled steps alone", "fails", timed(0.9, speeds=COMPILED), draws=10),
     Case("what was timed is not what was asked", "fails", checked(timed(1.33), False, "adaptive, row 0: 3 tokens"),
          draws=5, check=says("adaptive, row 0")),

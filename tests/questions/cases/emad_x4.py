@@ -56,7 +56,7 @@ CASES = [
          check=lists_what_stands_beside),
     Case("a third faster, several at once slower", "holds", drafted(timed(1.33, 0.8)), draws=10,
          check=says_where_the_gain_ends),
-    Case("as fast", "fails", drafted(timed(1.0)), draws=10),
+    Case("as fast", "fails", drafted(timed(1.0, pairs=60)), draws=10),
     Case("slower than compiled steps", "fails", drafted(timed(0.9, speeds=COMPILED)), draws=10),
     Case("another token than the model's own", "fails", drafted(checked(timed(1.5), False, "drafting, row 0: token 7")),
          draws=5, check=says("drafting, row 0: token 7")),

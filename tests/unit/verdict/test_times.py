@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from emad_ref.errors import BadArgument
-from emad_ref.verdict.times import log_ratio, ratio_within, total_ratio
+from emad_ref.verdict.steadiness import steadiness
+from emad_ref.verdict.times import log_ratio, ratio_within, total_ratio, work_ratio
 from emad_ref.verdict.units import ByPair
 
 
@@ -20,10 +22,11 @@ def test_speedup_is_the_geometric_mean_of_the_pairs():
     speed = log_ratio(ByPair(a), ByPair(b), threshold=1.1)
     assert speed.value == pytest.approx(6 ** (1 / 3))
     logs = np.log(a / b)
-    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) / math.sqrt(3)
+    inflation = steadiness(a, b).inflation
+    half = stats.t.ppf(0.975, 2) * logs.std(ddof=1) * math.sqrt(inflation / 3)
     assert math.log(speed.low) == pytest.approx(logs.mean() - half)
-    assert speed.p_above == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="greater").pvalue)
-    assert speed.p_below == pytest.approx(stats.ttest_1samp(logs, math.log(1.1), alternative="less").pvalue)
+    t = stats.ttest_1samp(logs, math.log(1.1)).statistic / math.sqrt(inflation)
+    assert (speed.p_above, speed.p_below) == pytest.approx((stats.t.sf(t, 2), stats.t.cdf(t, 2)))
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 10), st.floats(0.1, 10)), min_size=2, max_size=20))
@@ -46,10 +49,21 @@ def test_pairs_without_spread_bound_nothing_and_a_single_pair_shows_nothing(rati
     assert (single.low, single.high, single.p_above, single.p_below) == (0.0, math.inf, 1.0, 1.0)
 
 
-@pytest.mark.parametrize(("a", "b", "named"), [([1.0, 0.0], [1, 1], "times_a"), ([1.0], [1, 1], "times_b")])
-def test_times_that_are_no_pairs_are_refused(a, b, named):
-    with pytest.raises(BadArgument, match=f"^{named}="):
-        log_ratio(ByPair(np.array(a)), ByPair(np.array(b)))
+NO_TIMES = [
+    ([1.0, 0.0], [1, 1], r"^times_a\[1\]=0\.0, but expected a positive, finite number"),
+    ([1.0, 1.0], [1, math.nan], r"^times_b\[1\]=nan, .*a clock or counter that stands still"),
+    ([-2.0, 1.0], [1, 1], r"^times_a\[0\]=-2"),
+    ([math.inf, 1.0], [1, 1], r"^times_a\[0\]=inf"),
+    ([1.0], [1, 1], "^times_b="),
+]
+
+
+@pytest.mark.parametrize("ratio_of", [log_ratio, total_ratio, work_ratio])
+@pytest.mark.parametrize(("a", "b", "said"), NO_TIMES)
+def test_times_that_are_no_pairs_of_times_are_refused_in_words_of_times(ratio_of, a, b, said):
+    with pytest.raises(BadArgument, match=said) as refused:
+        ratio_of(ByPair(np.array(a)), ByPair(np.array(b)))
+    assert "document" not in str(refused.value)
 
 
 def requests(n: int, ratio: float, seed: int, spread: float = 1.0, noise: float = 0.1) -> tuple[ByPair, ByPair]:
@@ -65,7 +79,8 @@ def test_the_total_ratio_weighs_requests_by_what_they_take():
     found = total_ratio(a, b, threshold=1.1)
     assert found.value == 96 / 35
     assert log_ratio(a, b).value == pytest.approx(6 ** (1 / 3))
-    assert found.p_above == pytest.approx(stats.ttest_1samp(a.values - 1.1 * b.values, 0, alternative="greater").pvalue)
+    t = stats.ttest_1samp(a.values - 1.1 * b.values, 0).statistic / math.sqrt(steadiness(a.values, b.values).inflation)
+    assert found.p_above == pytest.approx(stats.t.sf(t, 2))
     assert (found.n, found.noun, found.unit) == (3, "pairs", "× as fast in total")
 
 
@@ -89,14 +104,16 @@ def test_a_total_that_a_single_request_makes_up_has_no_upper_bound():
 
 
 @pytest.mark.parametrize("n", [30, 60, 200])
-def test_the_total_ratio_errs_as_often_as_it_says(n):
+def test_counted_work_errs_as_often_as_it_says_and_times_less_often(n):
     """Lengths over three orders of magnitude, truth on the threshold; 300 simulations, 5 % and three errors more."""
-    above = below = 0
+    errors = Counter()
     for seed in range(300):
-        found = total_ratio(*requests(n, 1.1, seed), threshold=1.1)
-        above, below = above + (found.p_above <= 0.05), below + (found.p_below <= 0.05)
-    assert 4 < above < 27
-    assert 4 < below < 27
+        for ratio_of in (work_ratio, total_ratio):
+            found = ratio_of(*requests(n, 1.1, seed), threshold=1.1)
+            errors[ratio_of, "above"] += found.p_above <= 0.05
+            errors[ratio_of, "below"] += found.p_below <= 0.05
+    assert all(4 < errors[work_ratio, side] < 27 for side in ("above", "below"))
+    assert all(errors[total_ratio, side] <= 15 for side in ("above", "below"))
 
 
 # ------------------------------------------------------------ in several processes
@@ -107,19 +124,19 @@ def in_processes(values: np.ndarray, processes: int) -> ByPair:
 
 
 def test_the_unit_is_the_process_where_pairs_of_one_agree_and_processes_differ():
-    """Four processes, whose ratios are 1.0, 1.1, 1.2, 1.3 in every pair: 40 pairs are no 40 looks at them."""
-    ratios = np.repeat([1.0, 1.1, 1.2, 1.3], 10)
+    """Four processes, whose ratios are 1.1, 1.0, 1.3, 1.2 in every pair: 40 pairs are no 40 looks at them."""
+    ratios = np.repeat([1.1, 1.0, 1.3, 1.2], 10)
     noise = np.exp(0.001 * np.random.default_rng(0).standard_normal(40))
     found = total_ratio(in_processes(ratios * noise, 4), in_processes(np.ones(40), 4))
     alone = total_ratio(ByPair(ratios * noise), ByPair(np.ones(40)))
     assert found.value == alone.value
     assert found.n == 40
-    totals = (ratios * noise).reshape(4, 10).mean(1)
-    low, high = stats.t.interval(0.95, 3, totals.mean(), stats.sem(totals))
-    assert (found.low, found.high) == pytest.approx((low, high))
+    totals, inflation = (ratios * noise).reshape(4, 10).mean(1), steadiness(ratios * noise, np.ones(40)).inflation
+    low, high = stats.t.interval(0.95, 3, totals.mean(), stats.sem(totals) * math.sqrt(inflation))
+    assert (found.low, found.high) == pytest.approx((max(0.0, low), high))
     assert found.low < alone.low < alone.high < found.high
     assert found.p_above > alone.p_above
-    assert "over 4 processes" in found.method
+    assert "blocks of time and 4 processes" in found.method
 
 
 def test_processes_that_agree_by_chance_make_nothing_surer_than_their_pairs():
@@ -144,4 +161,4 @@ def test_times_of_other_processes_are_no_pairs():
 
 def test_an_instrument_at_its_worst_keeps_the_processes():
     times, off = in_processes(np.array([1.0, 1.1, 2.0, 2.1]), 2), ByPair(np.full(4, 0.01))
-    assert "over 2 processes" in ratio_within(times, in_processes(np.ones(4), 2), off, off).method
+    assert "and 2 processes" in ratio_within(times, in_processes(np.ones(4), 2), off, off).method
