@@ -106,8 +106,8 @@ def smallest_decidable_speedup(
 ) -> float:
     """The smallest true speed-up that ``n`` pairs show to exceed ``threshold`` with probability ``power``.
 
-    threshold · exp((t_{1−error} + t_{power}) · spread · √(inflation / n)), t with units − 1 degrees of freedom; the usual
-    approximation.
+    threshold · exp((t_{1−error} + t_{power}) · spread · √(inflation / n)), t with units − 1 degrees of freedom; the
+    usual approximation.
 
     Args:
         spread: standard deviation of the log ratio of a pair, from a pilot.

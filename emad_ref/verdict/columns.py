@@ -21,7 +21,9 @@ def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
     if array.ndim != 1 or not len(array):
         raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")
     if not np.isfinite(array).all():
-        raise BadArgument(name, array[~np.isfinite(array)][0], "finite values", f"find out which of the {kind.noun} gave it")
+        raise BadArgument(
+            name, array[~np.isfinite(array)][0], "finite values", f"find out which of the {kind.noun} gave it"
+        )
     return array
 
 

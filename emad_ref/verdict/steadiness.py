@@ -15,10 +15,10 @@ not feel it alike. ``steadiness`` measures what a run shows of it:
     shared    the same of the time that both arms take together: the machine's own speed. Where that wanders, arms
               that feel it unequally are likely, and a ratio shows it later than the times do
 
-``inflation`` is what squared standard errors of the ratio are multiplied by. It is never below ``UNSEEN``: a random walk
-that moves the mean as much as independent noise does goes unnoticed in five runs of six, by any test. With ``times``
-taking the least sure of pairs, blocks of time and processes on top, false verdicts at the threshold stay below 6 % each
-way in all but the worst of the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
+``inflation`` multiplies squared standard errors of the ratio. It is never below ``UNSEEN``: a random walk that moves
+the mean as much as independent noise does goes unnoticed in five runs of six. ``times`` takes the least sure of pairs,
+blocks of time and processes on top. False verdicts at the threshold then stay below 6 % each way in all but a few of
+the shapes that ``tests/laws/timing_noise.py`` simulates; docs/methods.md has the table.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ STRAYS = 0.463  # KPSS: exceeded by one steady run in twenty
 LAG = 2.33  # standard errors of a correlation of neighbours that one steady run in a hundred exceeds
 FARTHEST = 0.98  # a correlation nearer to 1 than that leaves no independent pair to speak of
 
+MAD = 0.6745  # median absolute deviation of a standard normal variable
 STRUCK = math.log(2.0)  # least distance of an interrupted pair's log ratio from the median
 STRUCK_SPREADS = 8.0  # and in robust standard deviations, so that wide noise has no interruptions
 OWN = 0.1  # p-value of equal chances for either arm below which interruptions are an arm's own
@@ -138,9 +139,10 @@ class Interruptions:
         if self.own or not self.either.any():
             return every, every, every
         machine_a, machine_b = self.of_machine
-        above = ~self.either if machine_b else ~self.a
-        below = ~self.either if machine_a else ~self.b
-        return ~self.either if machine_a and machine_b else every, above, below
+        rest = ~self.either
+        if machine_a and machine_b:
+            return rest, rest, rest
+        return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
 
     def note(self, ratio: float) -> str:
         """What became of such pairs, in words; ``ratio`` is that of all pairs. "" where there are none."""
@@ -156,9 +158,12 @@ class Interruptions:
 
 
 def interruptions(a: Floats, b: Floats) -> Interruptions:
-    """Pairs [n] whose log ratio lies ``STRUCK_SPREADS`` robust standard deviations and a factor of 2 from the median."""
+    """Pairs [n] whose log ratio lies ``STRUCK_SPREADS`` robust standard deviations and a factor of 2 from the median.
+
+    None where more than half of all ratios are the same: that is no noise to compare with.
+    """
     logs = np.log(a / b)
     away = logs - np.median(logs)
-    spread = float(stats.median_abs_deviation(away, scale="normal"))
-    least = max(STRUCK, STRUCK_SPREADS * spread)
+    spread = float(np.median(np.abs(away))) / MAD
+    least = max(STRUCK, STRUCK_SPREADS * spread) if spread > 0 else math.inf
     return Interruptions(away > least, away < -least)

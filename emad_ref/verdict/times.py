@@ -48,7 +48,9 @@ def log_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, level
     found, away = steadiness(a, b), math.log(threshold)
     looks = [logs, *(_block_sums(logs, blocks) / _block_sums(np.ones(n), blocks) for blocks in _blocks(n))]
     reaches = [
-        float(special.stdtrit(len(look) - 1, (1 + level) / 2)) * look.std(ddof=1) * math.sqrt(found.inflation / len(look))
+        float(special.stdtrit(len(look) - 1, (1 + level) / 2))
+        * look.std(ddof=1)
+        * math.sqrt(found.inflation / len(look))
         for look in looks
     ]
     low, high = (float(np.exp(logs.mean() + side * max(reaches))) for side in (-1, 1))
@@ -95,8 +97,9 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
     struck = interruptions(a, b)
     counted, above_by, below_by = struck.counted
     found = steadiness(a[~struck.either], b[~struck.either])
-    low, _, above, _ = _least_sure(times_a.among(above_by), times_b.among(above_by), found, threshold, level)
-    _, high, _, below = _least_sure(times_a.among(below_by), times_b.among(below_by), found, threshold, level)
+    low, high, above, below = _least_sure(times_a.among(above_by), times_b.among(above_by), found, threshold, level)
+    if below_by is not above_by:
+        _, high, _, below = _least_sure(times_a.among(below_by), times_b.among(below_by), found, threshold, level)
     ratio = float(a[counted].sum() / b[counted].sum())
     processes = f" and {times_a.processes} processes" if times_a.processes > 1 else ""
     return Estimate(

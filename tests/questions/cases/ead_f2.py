@@ -104,7 +104,8 @@ def saves_too_little(verdict: Verdict) -> None:
 
 
 CASES = [
-    Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5, pairs=60), 20, check=names_the_score),
+    Case("faster and cheaper, and keeps the score", "holds", against_speculation(1.3, 1.5, pairs=60), 20,
+         check=names_the_score),
     Case("slower and dearer", "fails", against_speculation(0.8, 0.7), draws=20),
     Case("faster than our speculation, slower than transformers'", "fails",
          against_speculation(1.3, 1.5, assisted=0.8, pairs=60), draws=20, check=names_assisted),

@@ -122,7 +122,8 @@ def has_no_point(verdict: Verdict) -> None:
 CASES = [
     Case("faster, and loses nothing", "holds", emad(1.5, 0.0005), draws=10, check=lists_the_rivals),
     Case("it cannot draft for itself", "holds", emad(1.5, 0.0005, WITHOUT_ITSELF), draws=5, check=lists_one_rival),
-    Case("faster than our speculation, slower than transformers'", "fails", emad(1.5, 0.0005, assisted=0.5, pairs=60), draws=10),
+    Case("faster than our speculation, slower than transformers'", "fails",
+         emad(1.5, 0.0005, assisted=0.5, pairs=60), draws=10),
     Case("faster, and loses five points", "fails", emad(1.5, 0.05), draws=10),
     Case("slower, and loses nothing", "fails", emad(0.8, 0.0005, pairs=60), draws=10),
     Case("at equal FLOPs faster, and loses little", "holds", at_equal_flops(1.5, 0.001), 10, check=names_the_mixture),
