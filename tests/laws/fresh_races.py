@@ -23,7 +23,7 @@ BETWEEN, WITHIN = 0.01, 0.05  # standard deviations of the log ratio of two arms
 DRAWS = 100
 ALIKE, UNALIKE = "alike", "unalike"  # how a neighbour slows the arms of a pair
 BASELINES = ("full depth", "generate")
-SPEEDUPS = (1.08, 1.12, 1.15)
+SPEEDUPS = (1.08, 1.15, 1.2)
 
 
 def raced(budget: Budget, rng: np.random.Generator, speedup: float = 1.0, neighbour: str = "") -> Timed:

@@ -203,7 +203,7 @@ def _row(name: str, shape: Shape, draws: int) -> dict[str, str]:
     }
 
 
-def _power(draws: int) -> list[dict[str, object]]:
+def _power(draws: int) -> list[dict[str, float]]:
     rows = []
     for pairs in (30, 60, 120):
         for speedup in (1.12, 1.15, 1.20):
