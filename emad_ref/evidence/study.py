@@ -25,8 +25,9 @@ class Budget:
     ``processes``      fresh ones over which those pairs are divided: memory layout, allocator and kernels are drawn
                        once a process, so that these decide how sure a ratio is. Simulated with ratios that differ by
                        1 % between processes and 5 % between pairs (``tests/laws/test_fresh.py``), twenty and 120 pairs
-                       show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten. Each costs a start and a warm-up, as much as three or four pairs of every
-                       batch size take on ``emad-tiny``: ``smoke`` keeps one.
+                       show a speed-up of 1.15× at three batch sizes against two baselines in nine runs of ten. Each
+                       costs a start and a warm-up, as much as three or four pairs of every batch size take on
+                       ``emad-tiny``: ``smoke`` keeps one.
     """
 
     name: str
