@@ -1,0 +1,100 @@
+"""Under gate ``decoder`` a feature that is declined everywhere may stay open, and one that is declined in places may not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from emad_ref.point import OperatingPoint, full_depth, truncated
+from emad_ref.report.brief import brief
+from emad_ref.report.missing import AT_FULL_DEPTH, missing
+from emad_ref.report.providers import not_offered, together
+from emad_ref.report.shipped import shipped_tests
+from pytest_emad.backends import features
+from tests.unit.report.sample import passed, report_2
+
+SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
+GREEDY, POSITIONS = (name for name in AT_FULL_DEPTH if "greedy" in name or "positions" in name)
+
+
+def declined(name, case="m", *features):
+    kind = {"outcome": "skipped", "kind": "refused", "reason": "not today"}
+    return passed(name) | kind | {"nodeid": f"{name}[{case}]", "features": list(features)}
+
+
+def judged(tests, features, gate="decoder"):
+    provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 9, "declined": 3, "none": 0}
+    decoder = {"name": "mine", "foreign": True, "providers": [provider | {"features": features}], "overlooked": []}
+    settings = {"models": [], "gate": gate}
+    return report_2(tests=tests, decoder=decoder, settings=settings, audits=[], waivers=[], deselected=[], claims=[])
+
+
+def gaps(tests, features, gate="decoder"):
+    return [
+        gap.of for gap in missing(judged(tests, features, gate), [test["shipped"] for test in tests], shipped_tests())
+    ]
+
+
+def test_every_test_at_full_depth_is_shipped():
+    assert AT_FULL_DEPTH.keys() <= {*shipped_tests()}
+
+
+def test_a_feature_that_is_always_declined_is_not_offered():
+    tests = [declined(SAMPLING, "m", "exits", "sampling")]
+    assert gaps(tests, {"sampling": [0, 2], "exits": [5, 2]}) == []
+    assert gaps(tests, {"sampling": [0, 2], "exits": [5, 2]}, gate="paper") == [SAMPLING]
+
+
+def test_a_feature_that_is_declined_in_places_is_offered():
+    assert gaps([declined(SAMPLING, "m", "sampling")], {"sampling": [1, 2]}) == [SAMPLING]
+    assert gaps([declined(BRIDGE, "m", "exits")], {"exits": [1, 2]}) == [BRIDGE]
+
+
+def test_a_request_for_nothing_beyond_full_depth_may_not_be_declined():
+    for features in ({}, {"exits": [0, 3]}, {"exits": [0, 3], "sampling": [0, 1]}):
+        assert gaps([declined(GREEDY)], features) == [GREEDY]
+        assert gaps([declined(POSITIONS, "m-full-far")], features) == [POSITIONS]
+
+
+def test_without_exits_what_a_call_declines_may_stay_open():
+    tests = [declined(BRIDGE, "m", "exits"), declined(POSITIONS, "m-probing-far", "exits"), declined(SAMPLING)]
+    assert gaps(tests, {"exits": [0, 3]}) == []
+    assert gaps(tests, {}) == [BRIDGE, POSITIONS, SAMPLING]
+
+
+def test_what_is_not_offered_is_told():
+    about = brief(judged([declined(SAMPLING, "m", "sampling")], {"sampling": [0, 2]})).about
+    assert "the decoder does not offer sampling: 1 tests do not apply" in about
+
+
+def test_features_of_several_processes_are_added_up():
+    one = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 1, "declined": 1, "none": 0}
+    parts = [
+        [one | {"features": {"exits": [0, 1]}}],
+        [one | {"features": {"exits": [2, 0], "sampling": [0, 1]}}],
+        [one],
+    ]
+    (found,) = together(parts)
+    assert found["features"] == {"exits": [2, 1], "sampling": [0, 1]}
+    assert not_offered([found]) == {"sampling"}
+
+
+@pytest.mark.parametrize(
+    ("point", "temperature", "asked"),
+    [
+        (full_depth(4), 0.0, ()),
+        (full_depth(4), 0.7, ("sampling",)),
+        (truncated(4, 2), 0.0, ("exits",)),
+        (OperatingPoint("p", "f", 4, 4, (2,), ((0.5,),)), 0.0, ("exits",)),
+        (
+            OperatingPoint("p", "f", 4, 4, (2,), ((0.5,),), "free_eager"),
+            1.0,
+            ("exits", "schedule free_eager", "sampling"),
+        ),
+        (OperatingPoint("p", "f", 4, 4, (2,), ((0.5,),), interpolate=True), 0.0, ("exits", "interpolate")),
+    ],
+)
+def test_a_request_names_what_it_asks_beyond_greedy_full_depth(point, temperature, asked):
+    assert features(SimpleNamespace(point=point, temperature=temperature)) == asked
