@@ -241,3 +241,20 @@ def layers_read(signal: str, minimum: int, ceiling: int) -> tuple[int, ...]:
         remedy = "layer 0, the embedding, is compared with nothing" if needs.least > 1 else ""
         raise BadArgument("confidence.minimum", minimum, f"a layer in {needs.least}–{ceiling - 1} for {signal}", remedy)
     return tuple(sorted({*range(minimum, ceiling)} | needs.compared(minimum, ceiling)))
+
+
+STEEPEST_NATS = 700.0  # a little less than the largest number of nats whose exponential a float holds
+
+
+def perplexity_of(nats: float) -> float:
+    """exp(``nats``) of a mean loss per token; that of 700 nats where more would overflow."""
+    return math.exp(min(nats, STEEPEST_NATS))
+
+
+def relative_rise(nats: float) -> float:
+    """exp(``nats``) − 1 of a rise per token, that of 700 nats where more would overflow; inf stays inf, no bound.
+
+    >>> relative_rise(0.0), relative_rise(800.0) == relative_rise(900.0), relative_rise(math.inf)
+    (0.0, True, inf)
+    """
+    return math.inf if nats == math.inf else math.expm1(min(nats, STEEPEST_NATS))

@@ -24,6 +24,7 @@ from emad_ref.evidence.traces import Traces, documents_of
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
+from emad_ref.signals import perplexity_of, relative_rise
 from emad_ref.sweep.families import EMAD, LEVELS, SETTINGS, families
 from emad_ref.sweep.front import Front
 from emad_ref.sweep.grids import Dial, Spacing, confidences, emad_margins, evenly
@@ -191,8 +192,8 @@ class Sweep:
             "documents": len(front.sheet.tokens),
             "windows": len(found.wrong),
             "mean depth": mean(found.depth)[0],
-            "perplexity": None if nll is None else float(np.exp(nll)),
-            "rise %": None if nll is None or full_nll is None else float(np.expm1(nll - full_nll)),
+            "perplexity": None if nll is None else perplexity_of(nll),
+            "rise %": None if nll is None or full_nll is None else relative_rise(nll - full_nll),
             **_over(over, by),
             "accuracy %": 1 - wrong,
             "accuracy lost %": wrong - full_wrong,
@@ -205,11 +206,10 @@ def _over(over: Estimate | None, by: str) -> dict[str, Any]:
     columns |= dict.fromkeys(WRONG)
     if over is None:
         return columns
-    shown, scaled = ("over EMAD", np.expm1) if by == PERPLEXITY else ("wrong over EMAD", np.asarray)
-    with np.errstate(over="ignore"):  # a bound so far off is none
-        bounds = [float(scaled(bound)) for bound in (over.low, over.high)]
+    shown, scaled = ("over EMAD", relative_rise) if by == PERPLEXITY else ("wrong over EMAD", float)
+    bounds = [scaled(bound) for bound in (over.low, over.high)]
     finite = bool(np.isfinite(bounds).all())
-    return columns | {f"{shown} %": float(scaled(over.value)), f"{shown} interval %": bounds if finite else None}
+    return columns | {f"{shown} %": scaled(over.value), f"{shown} interval %": bounds if finite else None}
 
 
 def ranked(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -12,12 +12,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.study import Study
 from emad_ref.questions.asking import Answer, Asked
 from emad_ref.questions.premises import quality_premise
+from emad_ref.signals import relative_rise
 from emad_ref.sweep.families import EMAD, LEVELS
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.dominance import Family, Met, as_leg, at_equal_flops, enough_for
@@ -54,8 +53,7 @@ def leg(met: Met, asked: Asked, threshold: float) -> Tested:
     """One saving, before Holm; nats per token become a rise of perplexity."""
     estimate = met.estimate
     if estimate is not None:
-        with np.errstate(over="ignore"):  # a bound so far off is none, and shows as none
-            rise, low, high = (float(np.expm1(nats)) for nats in (estimate.value, estimate.low, estimate.high))
+        rise, low, high = (relative_rise(nats) for nats in (estimate.value, estimate.low, estimate.high))
         estimate = replace(estimate, value=rise, low=low, high=high, unit=asked.claim.unit)
     name = f"{met.level:.0%} net: {met.ours.name} against {met.rival.name}"
     return as_leg(name, met, estimate, threshold, asked.claim)

@@ -22,6 +22,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats
 from emad_ref.replay import Ladder, sums
+from emad_ref.signals import relative_rise
 from emad_ref.sweep.grids import Dial
 from emad_ref.verdict.units import DocumentOf
 
@@ -52,12 +53,12 @@ class Losses:
         mean, error, count = self._rise(nll_nats)
         later = error * math.sqrt(count / self.judged)
         t = float(stats.t.ppf(1 - LEVEL, min(count, self.judged) - 1))
-        return math.expm1(mean + t * math.hypot(error, later) + t * later)
+        return relative_rise(mean + t * math.hypot(error, later) + t * later)
 
     def least(self, nll_nats: Floats) -> float:
         """The largest level that these documents show such a point to exceed: the lower bound of its rise."""
         mean, error, count = self._rise(nll_nats)
-        return math.expm1(mean - float(stats.t.ppf(1 - LEVEL, count - 1)) * error)
+        return relative_rise(mean - float(stats.t.ppf(1 - LEVEL, count - 1)) * error)
 
     def _rise(self, nll_nats: Floats) -> tuple[float, float, int]:
         """(mean nats per token, its standard error, documents)."""

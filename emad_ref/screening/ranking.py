@@ -17,6 +17,7 @@ import numpy as np
 from emad_ref.calibration.trace import Trace
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import Estimator
+from emad_ref.signals import relative_rise
 from emad_ref.sweep.ceilings import COUNT, FREE, LEVELS, SLACK, Curve, ceiling, curve
 from emad_ref.sweep.criteria import criteria
 from emad_ref.sweep.front import Sheet, lower_hulls
@@ -160,7 +161,7 @@ def figure_rows(families: Iterable[Rival], judged: Read, chosen: Read | None = N
                 "point": names[at],
                 "net reduction %": float(saved[at]),
                 "blocks %": float(layers[at]),
-                "rise %": float(math.expm1(lost[at] - lost[0])),
+                "rise %": relative_rise(float(lost[at] - lost[0])),
                 "kind": "ceiling" if family.knows else "criterion",
             }
             for at in np.flatnonzero(corners)

@@ -14,6 +14,7 @@ from emad_ref.screening.reached import Reached, Row
 from emad_ref.screening.recommending import Recommended
 from emad_ref.screening.selfdrafts import SelfDrafting
 from emad_ref.screening.timing import unsound
+from emad_ref.signals import perplexity_of
 from emad_ref.verdict.interval import Estimate
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
         "versions": library_versions(),
         "documents": {name: text.count for name, text in vars(found.texts).items()},
         "tokens": {name: text.tokens for name, text in vars(found.texts).items()},
-        "perplexity": float(np.exp(own.nll_nats[:, -1].astype(np.float64).mean())),
+        "perplexity": perplexity_of(float(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {
             "rank": found.fitted.lens.rank,
             "steps": found.fitted.plan["steps"],

@@ -14,6 +14,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums, work_of
+from emad_ref.signals import STEEPEST_NATS, perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
@@ -53,8 +54,8 @@ def loss_of(trace: Trace, geometry: Geometry, replayed: Replay, reference: Repla
         gross_reduction=1 - mine.gross / full.gross,
         net_reduction=1 - mine.total / full.total,
         nll_nats=sums(trace, replayed.nll_nats),
-        perplexity=float(np.exp(replayed.mean_nll)),
-        perplexity_rise=float(np.expm1(replayed.mean_nll - reference.mean_nll)),
+        perplexity=perplexity_of(replayed.mean_nll),
+        perplexity_rise=relative_rise(replayed.mean_nll - reference.mean_nll),
         accuracy=np.count_nonzero(replayed.right(trace)) / tokens,
     )
 
@@ -130,7 +131,7 @@ def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay]
 def rises(found: Columns, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
     nats = found.nll_nats
-    rise: Floats = np.expm1((nats - nats[:, :1]).sum(axis=0) / tokens.sum())
+    rise: Floats = np.expm1(np.minimum((nats - nats[:, :1]).sum(axis=0) / tokens.sum(), STEEPEST_NATS))
     return rise
 
 

@@ -22,6 +22,7 @@ from lm_eval.tasks import TaskManager
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats, Ints
+from emad_ref.signals import perplexity_of
 from emad_ref.tasks.local import FOLDER
 from emad_ref.tasks.logs import lm_eval_quiet
 
@@ -61,7 +62,7 @@ class TaskResult:
         """The metric as lm-eval reports it: the mean, or exp(Σ nats / Σ words)."""
         if self.units is None:
             return float(self.scores.mean())
-        return math.exp(self.scores.sum() / self.units.sum())
+        return perplexity_of(float(self.scores.sum() / self.units.sum()))
 
     @property
     def standard_error(self) -> float | None:

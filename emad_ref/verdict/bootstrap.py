@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
 from emad_ref.record import Floats
-from emad_ref.verdict.interval import Estimate
+from emad_ref.verdict.interval import Distance, Estimate, priced
 
 RESAMPLES = 9_999  # the smallest attainable p-value is 1 / (RESAMPLES + 1): one leg of 500 can be falsified after Holm
+FARTHER = 2.0  # times as far from the mean as the farthest unit seen: as far as one that was not seen may lie
 FEWEST_DIFFERING = 10  # units, for a bootstrap of their differences to mean anything
 
 
@@ -37,14 +39,32 @@ def document_draws(documents: int, resamples: int, rng: np.random.Generator) -> 
     return counts.reshape(resamples, documents).astype(np.float64)
 
 
-def studentised(
-    x: Floats, weight: Floats, draws: Floats, *, threshold: float, level: float, unit: str, noun: str
-) -> Estimate:
-    """Σ ``x`` / Σ ``weight``, both [documents], by ``draws`` [samples, documents]: ``rates.mean_rate`` says how."""
-    n, total, drawn = len(x), weight.sum(), draws[0].sum()
-    value = float(x.sum() / total)
+def linearised(x: Floats, weight: Floats) -> tuple[float, Floats, float]:
+    """Σ ``x`` / Σ ``weight`` of two or more documents, z_i = x_i − θ̂ n_i [documents], and the standard error."""
+    n, total = len(x), float(weight.sum())
+    value = float(x.sum()) / total
     z = x - value * weight
-    error = math.sqrt(n / (n - 1) * float(z @ z)) / total
+    return value, z, math.sqrt(n / (n - 1) * float(z @ z)) / total
+
+
+def studentised(
+    x: Floats,
+    weight: Floats,
+    draws: Floats,
+    *,
+    threshold: float,
+    level: float,
+    unit: str,
+    noun: str,
+    counted: int,
+    worst: float | None = None,
+) -> Estimate:
+    """Σ ``x`` / Σ ``weight``, both [documents], by ``draws`` [samples, documents]: ``rates.mean_rate`` says how.
+
+    ``counted``: the effective number of documents; ``worst``: as in ``rates.mean_rate``.
+    """
+    drawn = draws[0].sum()
+    value, z, error = linearised(x, weight)
     # Written about θ̂ (δ = θ* − θ̂, z* = z − δn) because Σx² − 2θΣxn + θ²Σn² cancels badly.
     drawn_total = draws @ weight
     shift = (draws @ z) / drawn_total
@@ -53,7 +73,27 @@ def studentised(
     # A sample without spread has an infinite t: it honestly says that so few differing documents bound nothing.
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
-    return by_t(value, error, t, n, threshold=threshold, level=level, unit=unit, noun=noun)
+    found = by_t(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
+    gap, mean = threshold - value, float(weight.mean())
+    if worst is None or error == 0:
+        return replace(found, n=counted, distance=Distance(gap, error, worst))
+    worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean
+
+    def below(gaps: Floats) -> Floats:
+        resampled = (1 + np.searchsorted(t, -gaps / error, side="right")) / (len(t) + 1)
+        return np.asarray(np.maximum(resampled, stats.t.cdf(-gaps / error, len(x) - 1)), dtype=np.float64)
+
+    def above(gaps: Floats) -> Floats:
+        resampled = (1 + len(t) - np.searchsorted(t, gaps / error, side="left")) / (len(t) + 1)
+        return np.asarray(np.maximum(resampled, stats.t.sf(gaps / error, len(x) - 1)), dtype=np.float64)
+
+    return replace(
+        found,
+        n=counted,
+        p_above=max(found.p_above, priced(above, -gap, best, counted)),
+        p_below=max(found.p_below, priced(below, gap, worst, counted)),
+        distance=Distance(gap, error, worst),
+    )
 
 
 def by_t(

@@ -20,10 +20,11 @@ def column_of(name: str, column: Units, kind: type[Units]) -> Floats:
     array = np.asarray(column.values, dtype=np.float64)
     if array.ndim != 1 or not len(array):
         raise BadArgument(name, f"shape {array.shape}", "one column with at least one value")
-    if not np.isfinite(array).all():
-        raise BadArgument(
-            name, array[~np.isfinite(array)][0], "finite values", f"find out which of the {kind.noun} gave it"
-        )
+    wrong = np.flatnonzero(~np.isfinite(array))
+    if len(wrong):
+        one = column.noun.removesuffix("s")
+        remedy = f"look at {one} {wrong[0]} (of 0–{len(array) - 1}): {len(wrong)} of {len(array)} {column.noun} are so"
+        raise BadArgument(f"{name}[{wrong[0]}]", float(array[wrong[0]]), "a finite number", remedy)
     return array
 
 

@@ -98,6 +98,8 @@ class Tested:
     ``needed``      gives, for a level, about how many of ``noun`` would decide it.
     ``unsteady``    of times: how their machine was not steady, which no further pairs mend; "" otherwise.
     ``to_survive``  smallest n with which the leg may survive; 0 where the row asks for no more than to decide at all.
+    ``falling``     whether the value lies on the bad side; None: the smaller p-value says it.
+    ``worst``       nats per token that an unseen document is taken to lose; 0: none is priced.
     """
 
     leg: Leg
@@ -105,6 +107,8 @@ class Tested:
     needed: Callable[[float], int | None]
     to_survive: int = 0
     unsteady: str = ""
+    falling: bool | None = None
+    worst: float = 0.0
 
 
 def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum: Mapping[str, int]) -> Tested:
@@ -115,7 +119,8 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     leg = replace(leg, good="lower" if bad == "above" else "higher")
     if estimate.n < minimum.get(noun, 0):
         remedy = f"at least {minimum[noun]} are needed"
-        short = replace(leg, reason=f"{estimate.n} {noun}, {remedy}", remedy=remedy, enough=minimum[noun])
+        said = _said(f"{estimate.n} {noun}, {remedy}", estimate.note)
+        short = replace(leg, reason=said, remedy=remedy, enough=minimum[noun])
         return Tested(short, noun, lambda error: minimum[noun], to_survive)
     falsify, survive = estimate.p_above, estimate.p_below
     if bad == "below":
@@ -123,7 +128,10 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     tied = falsify == survive == 1  # nothing is shown, of either side
     said = estimate.method if tied or not leg.interval else ""
     leg = replace(leg, p_falsify=falsify, p_survive=survive, reason=_said(said, estimate.note))
-    return Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
+    tested = Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
+    if (distance := estimate.distance) is None:
+        return tested
+    return replace(tested, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
 
 
 def corrected(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:
@@ -157,11 +165,12 @@ def _decided(test: Tested, falsified: bool, holds: bool, family: int) -> Leg:
 def _unexcluded(test: Tested) -> str:
     """The rule of three: with no failure among n, 95 % confidence leaves a share of 3 / n."""
     n = test.leg.n
-    return f"{n} {test.noun} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail"
+    assumed = f", by up to {test.worst:.2g} nats per token" if test.worst else ""
+    return f"{n} {test.noun} cannot exclude that {100 * min(1.0, 3 / n):.3g} % of them fail{assumed}"
 
 
 def _said(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
+    return "; ".join(dict.fromkeys(part for part in parts if part))
 
 
 def _left_open(test: Tested, family: int) -> Leg:
@@ -171,21 +180,21 @@ def _left_open(test: Tested, family: int) -> Leg:
     assert leg.p_survive is not None
     if leg.p_falsify == leg.p_survive == 1:
         return leg  # a tie, or a single unit, whose reason is said; no number of such units would decide
-    falling = leg.p_falsify < leg.p_survive
+    falling = leg.p_falsify < leg.p_survive if test.falling is None else test.falling
     alone = f"falsified alone, but not after Holm over {family} legs" if leg.p_falsify <= LEVEL else ""
     if test.unsteady:
         remedy = f"{test.unsteady}; time it where nothing else runs"
         return replace(leg, reason=_said(leg.reason, alone, remedy), remedy=remedy)
     number = test.needed(LEVEL / family if falling else LEVEL)
+    unseen_ones = _unexcluded(test) if test.worst and not falling else ""
     if number is None:
         remedy = f"too near the threshold for any number of {test.noun}"
         return replace(leg, reason=_said(leg.reason, alone, remedy), remedy=remedy)
     if (number := number if falling else max(number, test.to_survive)) <= leg.n:
         return replace(leg, reason=_said(leg.reason, alone))
     remedy = f"about {number:,} {test.noun} would decide it"
-    return replace(
-        leg, reason=_said(leg.reason, alone, f"{remedy} if the estimate stands"), remedy=remedy, enough=number
-    )
+    said = _said(leg.reason, unseen_ones, alone, f"{remedy} if the estimate stands")
+    return replace(leg, reason=said, remedy=remedy, enough=number)
 
 
 def finite(estimate: Estimate) -> tuple[float, float] | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ABSENT = "–"
+VAST = 1e6  # a million times as much: from here on a percentage is written with a power of ten
 
 # Units whose numbers are shares, and the form of their percentage. A change shows its sign, a size does not.
 # "z" in the forms: a change that rounds to zero has no sign of its own, so "-0.0 %" never shows.
@@ -65,8 +66,14 @@ def quantity(found: float | None, unit: str, bounds: Sequence[float | None] | No
 
 
 def percent(share: float | None, form: str = "+z.2f") -> str:
-    """A fraction in percent."""
-    return ABSENT if share is None else f"{100 * share:{form}} %"
+    """A fraction in percent; four digits of one so large that decimals say nothing.
+
+    >>> percent(0.0125), percent(1e300)
+    ('+1.25 %', '+1e+302 %')
+    """
+    if share is None:
+        return ABSENT
+    return f"{100 * share:{'+' * form.startswith('+')}.4g} %" if abs(share) >= VAST else f"{100 * share:{form}} %"
 
 
 def saved(reduction: float | None) -> str:

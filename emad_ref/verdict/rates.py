@@ -9,13 +9,18 @@ import numpy as np
 
 from emad_ref.errors import BadArgument
 from emad_ref.record import Floats
+from emad_ref.signals import STEEPEST_NATS, relative_rise
 from emad_ref.verdict.alike import alike
-from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, RESAMPLES, document_draws, studentised
+from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, RESAMPLES, document_draws, linearised, studentised
 from emad_ref.verdict.columns import column_of, pooled, require_paired
-from emad_ref.verdict.interval import Estimate
-from emad_ref.verdict.units import ByDocument, DocumentOf, Units
+from emad_ref.verdict.interval import Distance, Estimate
+from emad_ref.verdict.units import ByDocument, DocumentOf, Units, effective
 
 ROUNDING = 1e-12  # of two sums that differ by less, relatively, nothing is known but how they were added up
+# A document is ruined where it loses this much per token: its perplexity is e times as high. With a larger number no
+# run of 400 documents could let a claim about 1 % survive; with a smaller one 300 would not be asked for, and of 200
+# documents one sample in seven shows none of 1 % that are ruined.
+RUINED_NATS = 1.0
 
 
 def perplexity_rise(
@@ -29,6 +34,14 @@ def perplexity_rise(
     draws: Floats | None = None,
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
+
+    Both p-values hold also where this sample happens to lack a few documents that lie far out (``interval.priced``),
+    twice as far as the farthest seen, and where they lose it is ``RUINED_NATS`` per token at least: a sample without
+    the heavy documents has a low mean and a low error at once. Against a rise of 1 % nothing survives with fewer than
+    300 documents. Simulated at the threshold with log-normal rises of σ = 1.2 to 2, gamma, Pareto, mirrored log-normal,
+    1 and 2 % ruined documents, and lengths of any kind, independent of the rises or not, 200 to 800 documents survive
+    in at most 5 % and are falsified in at most 6 % (``tests/questions/cases/emad_f1.py``); of 400 documents half a per
+    cent of which lose 2 nats survive in 11 %: more than is assumed.
 
     Args:
         nll_candidate: [documents] c_i, sums of −log p over each document's tokens, in nats.
@@ -59,9 +72,14 @@ def perplexity_rise(
         level=level,
         draws=draws,
         unit="nats",
+        worst=RUINED_NATS,
     )
-    value, low, high = (float(np.expm1(bound)) for bound in (rate.value, rate.low, rate.high))
-    return replace(rate, value=value, low=low, high=high, unit="relative rise")
+    value, low, high = (relative_rise(bound) for bound in (rate.value, rate.low, rate.high))
+    weight = pooled(tokens)
+    largest = f"the largest has {100 * float(weight.max() / weight.sum()):.2g} % of the tokens"
+    steep = f"it rises by {rate.value:.4g} nats per token, shown as the rise of {STEEPEST_NATS:g}"
+    note = "; ".join(part for part in (steep if rate.value > STEEPEST_NATS else "", rate.note, largest) if part)
+    return replace(rate, value=value, low=low, high=high, unit="relative rise", note=note)
 
 
 def mean_rate(
@@ -73,6 +91,7 @@ def mean_rate(
     unit: str,
     level: float = 0.95,
     draws: Floats | None = None,
+    worst: float | None = None,
 ) -> Estimate:
     """Σ x_i / Σ n_i over documents (or items), with the wider of a studentised bootstrap's and Student's interval.
 
@@ -86,11 +105,15 @@ def mean_rate(
     Where more than half of all documents share one rate and fewer than ``FEWEST_DIFFERING`` have another, there is
     nothing to resample: see ``alike``.
 
+    ``n`` of documents is their effective number, (Σ n_i)² / Σ n_i², rounded down: one that holds most of the tokens
+    leaves little more than itself.
+
     Args:
         sums: [documents] x_i, summed over each document's tokens.
         tokens: [documents] n_i ≥ 1, of the same kind of unit.
         threshold, rng, level, draws: as in ``perplexity_rise``.
         unit: of x per token.
+        worst: what a document that no sample shows may add per token; p_below then pays for it. None: nothing.
 
     Raises:
         BadArgument: as in ``perplexity_rise``.
@@ -104,16 +127,26 @@ def mean_rate(
     if n == 1:
         value = float(x.sum() / weight.sum())
         return Estimate(value, -math.inf, math.inf, 1, 1.0, 1.0, unit, f"one {noun[:-1]} has no spread", noun)
+    counted = effective(weight) if isinstance(sums, ByDocument) else n
+    note = f"{n} unequal {noun} count as {counted}" if counted < n else ""
     common, apart = _common_rate(x, weight)
     differing = int(np.count_nonzero(apart))
     if differing < FEWEST_DIFFERING and 2 * differing < n:
-        value, away = float(x.sum() / weight.sum()), float(np.abs(apart).max()) / float(weight.mean())
-        return alike(value, common, away, differing, n, threshold=threshold, level=level, unit=unit, noun=noun)
+        value, _, error = linearised(x, weight)
+        away = float(np.abs(apart).max()) / float(weight.mean())
+        few = {"threshold": threshold, "level": level, "worst": worst or 0.0}
+        found = alike(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
+        least = math.ceil(counted * FEWEST_DIFFERING / differing) if differing else 0
+        note = "; ".join(part for part in (found.method if differing else "", note) if part)
+        return replace(found, distance=Distance(threshold - value, error, worst, least), note=note)
     if draws is None:
         draws = document_draws(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:
         raise BadArgument("draws", draws.shape, f"shape [resamples, {n}]", "draw them for this number of documents")
-    return studentised(x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun)
+    found = studentised(
+        x, weight, draws, threshold=threshold, level=level, unit=unit, noun=noun, counted=counted, worst=worst
+    )
+    return replace(found, note=note)
 
 
 def _common_rate(x: Floats, weight: Floats) -> tuple[float, Floats]:

@@ -7,6 +7,7 @@ of them belong together: questions about one paragraph, repeats of one item.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
@@ -235,3 +236,14 @@ class DocumentOf:
             order = np.argsort(self.number, kind="stable")
             values, first = values[order], np.unique(self.number[order], return_index=True)[1]
         return np.add.reduceat(values, first, axis=0)
+
+
+def effective(weight: NDArray[Any]) -> int:
+    """How many units of equal weight vary as little in their mean as these: (Σ w)² / Σ w², rounded down (Kish 1965).
+
+    >>> effective(np.array([1.0, 1.0, 1.0])), effective(np.array([6.0, 1.0, 1.0, 1.0, 1.0]))
+    (3, 2)
+    """
+    w = np.asarray(weight, dtype=np.float64)
+    w = w / w.max()
+    return max(1, math.floor(float(w.sum() ** 2 / (w @ w)) * (1 + 1e-9)))

@@ -23,6 +23,7 @@ from emad_ref.point import OperatingPoint, ScheduleName
 from emad_ref.protocol import Unsupported
 from emad_ref.record import Work
 from emad_ref.replay import replay, work_of
+from emad_ref.signals import perplexity_of, relative_rise
 from emad_ref.sweep.grids import CHUNKS, positional
 from emad_ref.sweep.losses import loss_table
 from emad_ref.sweep.select import equal_flops
@@ -112,8 +113,8 @@ class Openings:
             "mean depth": float(np.concatenate([each.depth for each in forced]).mean()),
             BEFORE: None,  # no trace to read it from
             **(saved if len(works) == len(forced) else dict.fromkeys(saved)),
-            "perplexity": float(np.exp(mean)),
-            "rise %": float(np.expm1(mean - full.nll_nats.mean())),
+            "perplexity": perplexity_of(mean),
+            "rise %": relative_rise(mean - float(full.nll_nats.mean())),
         }
 
 

@@ -14,7 +14,7 @@ from emad_ref.errors import BadArgument
 from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, document_draws
 from emad_ref.verdict.interval import needed_n
 from emad_ref.verdict.rates import mean_rate, perplexity_rise, profile_slope, profile_steps, slope_within_documents
-from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf
+from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, effective
 
 
 def rng() -> np.random.Generator:
@@ -49,7 +49,9 @@ def test_the_value_is_the_ratio_of_perplexities():
     expected = math.exp(candidate.values.sum() / total) / math.exp(reference.values.sum() / total) - 1
     assert rise.value == pytest.approx(expected, rel=1e-12)
     assert rise.low < rise.value < rise.high
-    assert (rise.n, rise.noun) == (40, "documents")
+    assert (rise.n, rise.noun) == (effective(tokens.values), "documents")
+    share = 100 * tokens.values.max() / total
+    assert rise.note == f"40 unequal documents count as {rise.n}; the largest has {share:.2g} % of the tokens"
 
 
 def test_the_interval_agrees_with_scipys_bca_on_well_behaved_documents():
@@ -145,27 +147,40 @@ def test_p_values_and_bounds_tell_the_same_story(seed, threshold):
 def test_swapping_the_arms_flips_the_sign(seed):
     candidate, reference, tokens = documents(15, 0.03, 0.05, seed)
     draws = document_draws(15, 499, rng())
-    there = perplexity_rise(candidate, reference, tokens, threshold=0.0, rng=rng(), draws=draws)
-    back = perplexity_rise(reference, candidate, tokens, threshold=0.0, rng=rng(), draws=draws)
-    assert math.log1p(there.value) == pytest.approx(-math.log1p(back.value))
-    assert math.log1p(there.low) == pytest.approx(-math.log1p(back.high))
+    there, back = (
+        mean_rate(difference(*arms), tokens, threshold=0.0, rng=rng(), unit="nats", draws=draws)
+        for arms in ((candidate, reference), (reference, candidate))
+    )
+    assert there.value == pytest.approx(-back.value)
+    assert there.low == pytest.approx(-back.high)
     assert (there.p_above, there.p_below) == (back.p_below, back.p_above)
 
 
 @pytest.mark.parametrize("n", [28, 29, 200])
 def test_documents_that_do_not_differ_exclude_a_share_of_others_and_no_size(n):
     """With 29 alike it is shown at 5 % that fewer than a tenth differ; by how much those would is not known."""
-    _, reference, tokens = documents(n, 0.0, 0.0)
-    rise = perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
-    assert (rise.value, rise.low, rise.high) == (0.0, -1.0, math.inf)
-    assert (rise.p_above, rise.p_below) == (1.0, pytest.approx(0.9**n))
-    assert (rise.p_below <= 0.05) == (n >= 29)
-    assert rise.method == f"the same in each of {n} documents, no spread to resample"
-    tie = perplexity_rise(reference, reference, tokens, threshold=0.0, rng=rng())
+    sums, tokens = each(*[0.0] * n), each(*[100] * n)
+    rate = mean_rate(sums, tokens, threshold=0.01, rng=rng(), unit="nats")
+    assert (rate.value, rate.low, rate.high) == (0.0, -math.inf, math.inf)
+    assert (rate.p_above, rate.p_below) == (1.0, pytest.approx(0.9**n))
+    assert (rate.p_below <= 0.05) == (n >= 29)
+    assert rate.method == f"the same in each of {n} documents, no spread to resample"
+    tie = mean_rate(sums, tokens, threshold=0.0, rng=rng(), unit="nats")
     assert (tie.p_above, tie.p_below) == (1.0, 1.0)
     assert tie.method.startswith("tied: ")
-    beyond = perplexity_rise(reference, reference, tokens, threshold=-0.1, rng=rng())
+    beyond = mean_rate(sums, tokens, threshold=-0.1, rng=rng(), unit="nats")
     assert (beyond.p_above, beyond.p_below) == (pytest.approx(0.9**n), 1.0)
+
+
+@pytest.mark.parametrize("n", [200, 299, 300])
+def test_of_a_perplexity_without_any_rise_ruined_documents_are_to_be_excluded(n):
+    """Ruined by a nat per token, a share of ln 1.01 of all documents raises perplexity by 1 %: 300 exclude it."""
+    reference, tokens = each(*[150.0] * n), each(*[100] * n)
+    rise = perplexity_rise(reference, reference, tokens, threshold=0.01, rng=rng())
+    assert (rise.value, rise.low, rise.high, rise.p_above) == (0.0, -1.0, math.inf, 1.0)
+    assert rise.p_below == pytest.approx((1 - math.log(1.01)) ** n)
+    assert (rise.p_below <= 0.05) == (n >= 300)
+    assert needed_n(rise, 0.05) == pytest.approx(300, abs=3)
 
 
 def test_sums_added_up_in_another_order_tie():
@@ -229,7 +244,7 @@ def test_as_many_as_mean_something_are_resampled(differing, resampled):
 )
 def test_bad_measurements_are_refused_by_name(change, named):
     good = {"nll_candidate": each(1.0, 2.0), "nll_reference": each(1.0, 1.5), "tokens": each(1, 2)}
-    with pytest.raises(BadArgument, match=f"^{named}="):
+    with pytest.raises(BadArgument, match=rf"^{named}(\[1\])?="):
         perplexity_rise(**(good | {"threshold": 0.01, "rng": rng()} | change))
 
 
@@ -258,7 +273,7 @@ def test_a_rate_is_of_one_kind_of_unit():
 
 
 def test_steps_and_slope_of_a_profile_without_noise_are_exact():
-    tokens, mean = np.array([10, 20, 30]), np.array([4.0, 3.0, 3.5])
+    tokens, mean = np.array([20, 20, 20]), np.array([4.0, 3.0, 3.5])
     columns = ByDocument.distinct(tokens[:, None] * mean), ByDocument.distinct(tokens)
     steps = profile_steps(*columns, threshold=0.0, rng=rng())
     assert [step.value for step in steps] == pytest.approx([-1.0, 0.5])
@@ -297,7 +312,7 @@ def test_the_slope_is_that_of_least_squares_with_a_level_of_each_document():
     fitted = np.linalg.lstsq(np.column_stack([x, levels]), y, rcond=None)[0]
     assert found.value == pytest.approx(fitted[0], rel=1e-9)
     assert found.low < found.value < found.high
-    assert (found.n, found.unit) == (40, "nats per doubling")
+    assert (found.n, found.unit) == (29, "nats per doubling")  # of 40 that weigh by the spread of their positions
     assert found.p_below < 0.01 < found.p_above
 
 
@@ -363,7 +378,7 @@ def test_four_times_the_documents_halve_the_distance_needed():
     assert number > 30
     repeated = (ByDocument.distinct(np.tile(x.values, -(-number // 30))) for x in (candidate, reference, tokens))
     more = perplexity_rise(*repeated, threshold=0.03, rng=rng())
-    assert more.p_below <= 2e-4
+    assert more.p_below <= 3e-4  # asked for: 1e-4; the bootstrap's smallest is as large
 
 
 def test_no_number_decides_a_value_on_the_threshold():
