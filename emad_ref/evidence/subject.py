@@ -50,6 +50,9 @@ from emad_ref.text.tokens import LongDocument, tokens_of
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
+# Windows that one document may give where it is judged: documents are what intervals resample, and of a few long ones
+# beside many short ones a sample says little. Text to calibrate on is not judged, and is read as far as it goes.
+MOST_WINDOWS = 4
 NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
 PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 

@@ -121,6 +121,7 @@ class Judge:
             threshold=level,
             rng=self._rng,
             draws=self._draws,
+            worst=None,  # documents that this text lacks are the business of the guarantee
         )
         net, blocks = (self.saved(column, number) for column in (columns.flops, columns.depth))
         return Reached(family, level, point, net, rise, blocks, how)

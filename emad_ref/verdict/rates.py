@@ -32,6 +32,7 @@ def perplexity_rise(
     rng: np.random.Generator,
     level: float = 0.95,
     draws: Floats | None = None,
+    worst: float | None = RUINED_NATS,
 ) -> Estimate:
     """Relative rise of perplexity, exp(Σ(c_i − r_i) / Σ n_i) − 1, paired over documents.
 
@@ -51,6 +52,8 @@ def perplexity_rise(
         rng: source of the bootstrap samples; unused when ``draws`` is given.
         level: of the two-sided interval.
         draws: [resamples, documents] from ``document_draws``, to share between calls.
+        worst: nats per token that an unseen document may lose; None: neither p-value pays for unseen documents, as
+            where a separate promise bounds them.
 
     Raises:
         BadArgument: shapes differ, no document, a token count below 1, or a value that is not finite.
@@ -72,7 +75,7 @@ def perplexity_rise(
         level=level,
         draws=draws,
         unit="nats",
-        worst=RUINED_NATS,
+        worst=worst,
     )
     value, low, high = (relative_rise(bound) for bound in (rate.value, rate.low, rate.high))
     weight = pooled(tokens)

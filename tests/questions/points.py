@@ -62,7 +62,7 @@ def point(
     rise: float = 0.0,
     lost: Mapping[str, float] | None = None,
     saves: float = 0.3,
-    count: int = 200,
+    count: int = 500,
     answered: int = 1500,
     idle: Mapping[str, float] | None = None,
     **options: float,

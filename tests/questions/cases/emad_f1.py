@@ -9,6 +9,7 @@ import numpy as np
 from emad_ref.evidence.points import PointEvidence
 from emad_ref.questions.quality import Found
 from emad_ref.verdict.claims import Verdict
+from tests.questions import shapes
 from tests.questions.points import documents, point
 from tests.questions.simulation import Case, celled
 
@@ -68,6 +69,39 @@ def risen(rise: float):
     return lambda n, icc: put_forward(rise=rise, count=n, lost={"a": 0.0, "b": 0.0}, answered=500)
 
 
+def shaped(rise: float, rises: str, lengths: str, longer_lose_more: bool = False):
+    """Documents of this shape beside tasks that lose nothing."""
+
+    def made(n: int, icc: float):
+        def found(rng: np.random.Generator) -> Found:
+            tasks = point(rng, lost={"a": 0.0, "b": 0.0}, answered=500).tasks
+            arms = shapes.documents(rng, rise, n, rises, lengths, longer_lose_more)
+            return Found([PointEvidence("p", 0.3, {"world": arms}, tasks)])
+
+        return found
+
+    return made
+
+
+SHAPES = [
+    *((rises, "one window", False, (200, 400, 800)) for rises in shapes.RISES),
+    *(
+        (rises, lengths, False, (400,))
+        for rises in ("normal", "log-normal 1.2")
+        for lengths in ("unequal", "log-normal")
+    ),
+    *(("normal", lengths, True, (200, 800)) for lengths in ("unequal", "log-normal")),
+    ("normal", "one dominates", False, (200, 800)),
+]
+
+
+def at_the_threshold():
+    """A case for every shape: one draw in every run, 500 where rates are measured."""
+    for rises, lengths, longer, numbers in SHAPES:
+        name = f"rises {rises}, lengths {lengths}{', longer ones lose more' * longer}"
+        yield from celled(name, "edge", shaped(0.01, rises, lengths, longer), n=numbers, draws=1, icc=(0.0,))
+
+
 def fallen(**lost: float):
     """``n`` distinct items a task; of an ICC above 0, ``n`` paragraphs of four questions."""
 
@@ -88,11 +122,27 @@ CASES = [
     ),
     Case("as much is gained as is lost", "holds", put_forward(gained=0.003, answered=2500), draws=20, least=0.8),
     Case("perplexity rises", "fails", put_forward(rise=0.03), draws=10),
-    Case("perplexity rises by 3 % in 30 documents", "fails", put_forward(rise=0.03, count=30), draws=10),
+    Case("perplexity rises by 3 % in 40 documents", "fails", put_forward(rise=0.03, count=40), draws=10),
     Case("two tasks fall", "fails", put_forward(lost={"a": 0.06, "b": 0.05, "c": 0.0}), draws=10, check=by_accuracy),
     Case("one point of two is bad", "fails", two_points, draws=10, check=names_the_bad_point),
     *celled("perplexity rises by the threshold", "edge", risen(0.01), **DOCUMENTS),
-    *celled("perplexity rises by twice the threshold", "power", risen(0.02), **DOCUMENTS),
+    *celled("perplexity rises by twice the threshold", "power", risen(0.02), n=(40, 60, 200), **DOCUMENTS),
+    *at_the_threshold(),
+    *celled(
+        "twice the threshold, log-normal",
+        "power",
+        shaped(0.02, "log-normal 1.2", "one window"),
+        n=(200, 400),
+        icc=(0.0,),
+    ),
+    *celled(
+        "nothing is lost, nor gained",
+        "power",
+        shaped(0.001, "normal", "unequal"),
+        n=(400, 800),
+        icc=(0.0,),
+        wanted="survived",
+    ),
     *celled("the second-worst task falls by the threshold", "edge", fallen(a=0.06, b=0.01), **ITEMS),
     *celled("two tasks fall by the threshold", "edge", fallen(a=0.01, b=0.01, c=0.0), **ITEMS),
     *celled("every task falls by the threshold", "edge", fallen(a=0.01, b=0.01, c=0.01), **ITEMS),

@@ -1,0 +1,83 @@
+"""Documents of other shapes than the bell: rises with a long tail, a few ruined ones, lengths far from equal.
+
+A rise is drawn with mean 1 and scaled, so that the rise of a whole corpus, weighed by tokens, is the one asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+
+from emad_ref.calibration.trace import LONGEST_WINDOW
+from emad_ref.evidence.points import NllPair
+from emad_ref.evidence.subject import MOST_WINDOWS
+from emad_ref.verdict.units import ByDocument
+
+Draw = Callable[[np.random.Generator, int], np.ndarray]
+FULL_NATS = 2.0  # per token at full depth
+POPULATION = 200_000  # documents from which the rise of a whole corpus is computed where it depends on lengths
+
+
+def log_normal(sigma: float) -> Draw:
+    return lambda rng, n: np.exp(sigma * rng.standard_normal(n) - sigma**2 / 2)
+
+
+def ruined(share: float) -> Draw:
+    """A tenth of the rise is everybody's; the rest is that of a few documents."""
+    return lambda rng, n: 0.1 + 0.4 * rng.standard_normal(n) + 0.9 / share * (rng.random(n) < share)
+
+
+RISES: dict[str, Draw] = {
+    "normal": lambda rng, n: 1 + 0.4 * rng.standard_normal(n),
+    "log-normal 1.2": log_normal(1.2),
+    "log-normal 1.6": log_normal(1.6),
+    "log-normal 2": log_normal(2.0),
+    "gamma 0.3": lambda rng, n: rng.gamma(0.3, 1 / 0.3, n),
+    "Pareto 1.5": lambda rng, n: (rng.pareto(1.5, n) + 1) / 3,
+    "gains log-normal 1.2": lambda rng, n: 2 - log_normal(1.2)(rng, n),
+    "1 % ruined": ruined(0.01),
+    "2 % ruined": ruined(0.02),
+}
+
+
+def cut(tokens: np.ndarray) -> np.ndarray:
+    """What is read of documents of so many tokens."""
+    return np.clip(tokens, 1, MOST_WINDOWS * LONGEST_WINDOW).astype(np.int64)
+
+
+LENGTHS: dict[str, Draw] = {
+    "one window": lambda rng, n: np.full(n, LONGEST_WINDOW),
+    "unequal": lambda rng, n: rng.integers(100, 300, n),
+    "log-normal": lambda rng, n: cut(300 * log_normal(1.4)(rng, n)),
+}
+
+
+def one_dominates(rng: np.random.Generator, n: int) -> np.ndarray:
+    """One document has 60 % of all tokens: text that was not dealt in windows, as lm-eval's."""
+    tokens = rng.integers(100, 300, n)
+    tokens[0] = int(1.5 * tokens[1:].sum())
+    return tokens
+
+
+@cache
+def _mean_by_length(lengths: str, rises: str) -> float:
+    rng = np.random.default_rng(0)
+    tokens = LENGTHS[lengths](rng, POPULATION)
+    rise = RISES[rises](rng, POPULATION) * tokens
+    return float((tokens * rise).sum() / tokens.sum())
+
+
+def documents(
+    rng: np.random.Generator, rise: float, count: int, rises: str, lengths: str, longer_lose_more: bool = False
+) -> NllPair:
+    """``count`` documents of a corpus whose perplexity rises by ``rise``; the rise of each may grow with its length."""
+    tokens = one_dominates(rng, count) if lengths == "one dominates" else LENGTHS[lengths](rng, count)
+    each = RISES[rises](rng, count)
+    if longer_lose_more:
+        each = each * tokens / _mean_by_length(lengths, rises)
+    full = FULL_NATS * tokens
+    lost = full + tokens * each * math.log1p(rise)
+    return ByDocument.distinct(lost), ByDocument.distinct(full), ByDocument.distinct(tokens)
