@@ -9,7 +9,7 @@ say: here stand no intervals.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +29,7 @@ from emad_ref.sweep.families import SETTINGS
 from emad_ref.sweep.grids import Spacing, emad_margins
 from emad_ref.sweep.losses import Loss, loss_table
 from emad_ref.sweep.select import PERPLEXITY_POINTS, PERPLEXITY_RELATIVE, cheapest_within_bounds
-from emad_ref.text.documents import CORPUS, DOCUMENTS, Split
+from emad_ref.text.documents import CORPUS, DOCUMENTS, Documents, Split
 from emad_ref.text.sources import documents_of
 from emad_ref.text.tokens import LongDocument, tokens_of
 
@@ -95,10 +95,12 @@ def windows_of(
     data: Path | None = None,
     limit: int | None = None,
     per_document: int | None = None,
+    told: Callable[[Documents], None] | None = None,
 ) -> Iterator[TokenSequence]:
     """At most ``limit`` windows of ``corpus``, or of what the model writes itself where that is ``self``.
 
-    ``per_document``: the most that one document may give, its first; None: all.
+    ``per_document``: the most that one document may give, its first; None: all. ``told`` is given the texts that are
+    read: a ``text.duplicates.Distinct`` knows how many it left out.
 
     Raises:
         BadArgument: an encoder-decoder; a corpus or split that there is not; a corpus of text for a model without a
@@ -113,6 +115,8 @@ def windows_of(
     else:
         tokenizer = tokenizer_of(model)
         texts = documents_of(corpus, split, data=data)
+        if told is not None:
+            told(texts)
         documents = (tokens_of(tokenizer, text) for text in texts)
     found = windows(documents, window, model.opening, limit, per_document)
     return _told(model, corpus, found) if corpus != "self" and split == "calibrate" else found

@@ -12,10 +12,12 @@ KL(p_L ‖ p_ℓ), which no rule can know, stand beside these columns where they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, islice
+from operator import itemgetter
 from typing import Any, TextIO
 
 import numpy as np
@@ -577,6 +579,9 @@ def lens_logits(stepper: Stepper, tokens: Ints, first: int = 0, source: Ints | N
 
 
 LONGEST_WINDOW = 512  # METHODS, "Depth and documents"
+# Windows that one document may give where it is judged: documents are what intervals resample, and of a few long ones
+# beside many short ones a sample says little. Text to calibrate on is not judged, and is read as far as it goes.
+MOST_WINDOWS = 4
 
 
 def window_of(positions: int | None) -> int:
@@ -620,3 +625,14 @@ def windows(
                     yield TokenSequence(tokens, document=number)
 
     return islice(cut(), limit)
+
+
+def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
+    """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
+    turns: Counter[int] = Counter()
+    placed = []
+    for place, window in enumerate(cut):
+        placed.append((turns[window.document], place, window))
+        turns[window.document] += 1
+    chosen = sorted(placed, key=itemgetter(0))[:count]
+    return [window for _, _, window in sorted(chosen, key=itemgetter(1))]

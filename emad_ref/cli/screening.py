@@ -117,11 +117,13 @@ def tables(found: Mapping[str, Any]) -> list[tuple[str, Sequence[Mapping[str, st
 def closing(found: Mapping[str, Any]) -> list[str]:
     """What the tables stand on, and what to do."""
     documents, tokens = found["documents"], found["tokens"]
+    alike = {name: count for name, count in found.get("near_duplicates", {}).items() if count}
     seconds = ", ".join(f"{name} {spent:.0f} s" for name, spent in found["seconds"].items())
     return [
         f"{found['model']} on {found['corpus']}: perplexity {found['perplexity']:.4g} at full depth on "
         f"{tokens['evaluate']:,} tokens of {documents['evaluate']} documents; replayed rows have exact K and V, and of "
         "free depth are charged for copies",
+        *([f"near-duplicates left out, each for a document that was read: {_counts(alike)}"] if alike else []),
         f"lens of {'full rank' if found['lens']['rank'] is None else 'rank ' + str(found['lens']['rank'])}, "
         f"{found['lens']['steps']} steps; {seconds}",
         *([found["time_note"]] if found["time_note"] else []),
@@ -130,6 +132,12 @@ def closing(found: Mapping[str, Any]) -> list[str]:
         "times, and with them whether and how it should draft for itself, belong to this machine; all else is the same "
         f"wherever it is screened with seed {found['seed']}",
     ]
+
+
+def _counts(found: Mapping[str, int]) -> str:
+    """``12 to choose on, 9 to judge on``; choosing and certifying share a split."""
+    words = {"calibrate": "to calibrate on", "choose": "to choose and certify on", "evaluate": "to judge on"}
+    return ", ".join(f"{found[name]:,} {said}" for name, said in words.items() if name in found)
 
 
 def screen_arguments(sub: argparse.ArgumentParser) -> None:

@@ -107,9 +107,11 @@ def reading_note(points: Points) -> str:
     subject, traces = points.subject, points.traces
     source = f", text sampled from the model itself (seed {subject.seed})" if subject.corpus == "self" else ""
     documents, windows = len(traces.lengths), traces.evaluation.sequences
+    alike = subject.near_duplicates("evaluate")
+    left_out = f" ({alike} near-duplicates left out)" if alike else ""
     return (
-        f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents in {windows} windows of up "
-        f"to {subject.window} tokens, each from full depth; no prompt: decode FLOPs are all there are"
+        f"{subject.name}: perplexity on {subject.corpus}{source}, {documents} documents{left_out} in {windows} windows "
+        f"of up to {subject.window} tokens, each from full depth; no prompt: decode FLOPs are all there are"
     )
 
 

@@ -37,7 +37,7 @@ from emad_ref.tasks.datasets import TaskDataUnavailable
 from emad_ref.tasks.logs import lm_eval_quiet
 from emad_ref.tasks.sandbox import availability
 from emad_ref.text import world
-from emad_ref.verdict.units import ByDocument, ByItem
+from emad_ref.verdict.units import ByDocument, ByItem, DocumentOf
 
 if TYPE_CHECKING:  # lm-eval is an extra, and slow
     from emad_ref.tasks.evaluation import TaskResult
@@ -214,11 +214,10 @@ class Published:
                 result, full = self.result(name, point), self.result(name, self._subject.full)
                 assert result.items == full.items
                 assert result.tokens is not None
-                pairs[f"lm-eval's {name}"] = (
-                    ByDocument.distinct(result.scores),
-                    ByDocument.distinct(full.scores),
-                    ByDocument.distinct(result.tokens),
-                )
+                documents = DocumentOf(np.unique(result.texts, return_inverse=True)[1].astype(np.int64))
+                columns = (result.scores, full.scores, result.tokens)
+                nll, reference, tokens = (ByDocument.summed(column, documents) for column in columns)
+                pairs[f"lm-eval's {name}"] = nll, reference, tokens
         return pairs
 
     def result(self, name: str, point: OperatingPoint) -> TaskResult:

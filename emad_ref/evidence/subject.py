@@ -8,13 +8,11 @@ builds on it.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from itertools import count, islice
-from operator import itemgetter
 from typing import Any, TextIO
 
 import numpy as np
@@ -25,7 +23,16 @@ from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.shards import traces_by
-from emad_ref.calibration.trace import TokenSequence, Trace, take_trace, whole, window_of, windows
+from emad_ref.calibration.trace import (
+    MOST_WINDOWS,
+    TokenSequence,
+    Trace,
+    in_turns,
+    take_trace,
+    whole,
+    window_of,
+    windows,
+)
 from emad_ref.decoding.selftext import own_documents
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import EmadError
@@ -43,16 +50,14 @@ from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Capabilities, Decoder, Prompt, Request
 from emad_ref.readout.signals import on_host
 from emad_ref.record import Floats, Ints
-from emad_ref.text.documents import SPLITS, Split
+from emad_ref.text.documents import SPLITS, Documents, Split
+from emad_ref.text.duplicates import Distinct
 from emad_ref.text.sources import CorpusUnavailable, documents_of
 from emad_ref.text.tokens import LongDocument, tokens_of
 
 UNTRAINED = {"documents": 4, "tokens": 48}  # random weights: enough for thresholds that fire, no more
 SINGLE_THREADED = 50_000_000  # parameters
 SOURCE_TOKENS = 24  # of the source that an encoder-decoder reads in audits: whatever it is, it is the same everywhere
-# Windows that one document may give where it is judged: documents are what intervals resample, and of a few long ones
-# beside many short ones a sample says little. Text to calibrate on is not judged, and is read as far as it goes.
-MOST_WINDOWS = 4
 NOISE_TOKENS = 32  # of this run's text, on which the largest logit is looked for
 PLAIN = "an encoder-decoder model: this claim reads plain documents, which only a decoder alone continues"
 
@@ -69,6 +74,7 @@ class Subject:
         self.data, self.seed, self.budget = study.data, study.seed, study.budget
         self.lending = lending or Lending(loaded)
         self._read: dict[Split, tuple[list[Ints | LongDocument], Iterator[Ints | LongDocument]]] = {}
+        self._texts: dict[Split, Documents] = {}
 
     # ------------------------------------------------------------ model and text
 
@@ -200,18 +206,26 @@ class Subject:
             longest, ends = min(self.window, 256) - 1, self.loaded.ends
             yield from own_documents(self.stepper, self.opening, longest, split, self.seed, ends)
             return
-        for text in documents_of(self.corpus, split, seed=self.seed, data=self.data):
+        self._texts[split] = documents_of(self.corpus, split, seed=self.seed, data=self.data)
+        for text in self._texts[split]:
             yield tokens_of(self.tokenizer, text)
+
+    def near_duplicates(self, split: Split) -> int:
+        """How many documents of ``split`` were left out so far, each for one that was read and is nearly the same."""
+        texts = self._texts.get(split)
+        return texts.left_out if isinstance(texts, Distinct) else 0
 
     def sequences(self, split: Split, count: int) -> list[TokenSequence]:
         """At most ``count`` windows, from as many documents as there are: a second one only where all gave their first.
 
-        Documents are what intervals resample: the third window of one says less than the first of another.
+        Documents are what intervals resample: the third window of one says less than the first of another. Where they
+        are judged none gives more than ``MOST_WINDOWS``.
         """
         count = UNTRAINED["documents"] if self.corpus == "random tokens" else count
         cut = list(windows(self.documents(split), self.window, self.opening, count, per_document=1))
         if len(cut) < count:  # the corpus is exhausted: each of its documents has given one
-            cut = in_turns(windows(self.documents(split), self.window, self.opening, per_document=count), count)
+            most = count if split == "calibrate" else MOST_WINDOWS
+            cut = in_turns(windows(self.documents(split), self.window, self.opening, per_document=most), count)
         return [replace(window, source=self.source) for window in cut]
 
     def bars(self) -> TextIO | None:
@@ -413,17 +427,6 @@ class Subject:
             return "transformers does not compile this model's steps"
         # so does TorchDynamo where it can trace nothing of them
         return "" if known or graphs_traced() > before else "TorchDynamo traces no graph of this model's steps"
-
-
-def in_turns(cut: Iterable[TokenSequence], count: int) -> list[TokenSequence]:
-    """At most ``count`` of these windows, all first ones of a document before any second one, in the order given."""
-    turns: Counter[int] = Counter()
-    placed = []
-    for place, window in enumerate(cut):
-        placed.append((turns[window.document], place, window))
-        turns[window.document] += 1
-    chosen = sorted(placed, key=itemgetter(0))[:count]
-    return [window for _, _, window in sorted(chosen, key=itemgetter(1))]
 
 
 @contextmanager

@@ -4,7 +4,9 @@ A guarantee (``screening.guarantee``) says that the mean loss of a document, bou
 probability 1 − ε over calibration sets: Learn-then-Test chose by it. Three things are looked at, each a leg:
 
 risk   of the exit put forward, on evaluated documents that nothing was fitted or chosen on: its mean loss against δ.
-       An ε of honest guarantees fail here, too: of one exit there is but one draw.
+       An ε of honest guarantees fail here, too: of one exit there is but one draw. It survives by betting, as
+       certified as the guarantee itself, and so with no fewer documents: a mean of few that happen to lose nothing
+       knows nothing of the twentieth that loses B.
 draws  where text can be drawn again and again, calibration sets that share no document: the share of them whose choice
        keeps the promise on a pool of others, against 1 − ε (``promises``).
 power  the share of such sets that certify any exit, against ``power``: sets too small to certify one promise nothing
@@ -28,8 +30,11 @@ from emad_ref.questions.premises import exit_unjudged
 from emad_ref.questions.promises import share_of_sets, shown
 from emad_ref.record import Ints
 from emad_ref.screening.bounded import EXCESS
+from emad_ref.sweep.betting import betting, needed_documents
+from emad_ref.sweep.risk import needed_sequences
 from emad_ref.verdict.claims import Leg, Verdict
-from emad_ref.verdict.legs import Tested, corrected, counted, row, weighed
+from emad_ref.verdict.interval import needed_n
+from emad_ref.verdict.legs import LEVEL, Tested, corrected, counted, row, weighed
 from emad_ref.verdict.rates import mean_rate
 from emad_ref.verdict.units import ByDocument
 
@@ -72,7 +77,7 @@ def decide(found: Found, asked: Asked) -> Verdict:
     tests: list[Tested] = []
     beside: list[Leg] = []
     if found.losses is not None:
-        tests.append(_risk(found.losses, found.risk, asked))
+        tests.append(_risk(found.losses, found, asked))
     if found.draws is not None:
         kept = _kept(found.draws, found, asked)
         if isinstance(kept, Tested):
@@ -85,10 +90,21 @@ def decide(found: Found, asked: Asked) -> Verdict:
     return row(asked.claim, asked.model, [*corrected(tests, asked.other_legs), *beside])
 
 
-def _risk(losses: ByDocument, risk: float, asked: Asked) -> Tested:
-    ones = losses.like(np.ones(len(losses)))
+def _risk(losses: ByDocument, found: Found, asked: Asked) -> Tested:
+    ones, risk = losses.like(np.ones(len(losses))), found.risk
     mean = mean_rate(losses, ones, threshold=risk, rng=asked.rng, unit=asked.claim.unit)
-    return weighed(f"risk on fresh documents, δ={risk:g}", mean, "above", risk, asked.claim.minimum)
+    shares, tolerance = losses.values[:, None] / found.cap, risk / found.cap
+    (certified,) = betting(shares, tolerance, LEVEL)
+    mean = replace(mean, p_below=max(mean.p_below, float(certified)))
+    tested = weighed(f"risk on fresh documents, δ={risk:g}", mean, "above", risk, asked.claim.minimum)
+
+    def needed(error: float) -> int | None:
+        if mean.value > risk:
+            return needed_n(mean, error)
+        number = needed_documents(shares, tolerance, error)
+        return None if number is None else max(number, mean.n + 1)
+
+    return replace(tested, needed=needed, to_survive=needed_sequences(tolerance, LEVEL))
 
 
 def _kept(draws: Draws, found: Found, asked: Asked) -> Tested | Leg:

@@ -44,6 +44,7 @@ def screened_json(found: Found, said: Recommended) -> dict[str, Any]:
         "rise": settings.rise,
         "versions": library_versions(),
         "documents": {name: text.count for name, text in vars(found.texts).items()},
+        "near_duplicates": {name: text.near_duplicates for name, text in vars(found.texts).items()},
         "tokens": {name: text.tokens for name, text in vars(found.texts).items()},
         "perplexity": perplexity_of(float(own.nll_nats[:, -1].astype(np.float64).mean())),
         "lens": {

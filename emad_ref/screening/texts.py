@@ -10,18 +10,19 @@ One window of a document each, where there are documents enough: they are what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from tqdm import tqdm
 
-from emad_ref.calibration.trace import TokenSequence
+from emad_ref.calibration.trace import MOST_WINDOWS, TokenSequence, in_turns
 from emad_ref.errors import EmadError
 from emad_ref.models.loading import Loaded
 from emad_ref.record import Floats
 from emad_ref.screening.settings import CALIBRATED, Settings
-from emad_ref.text.documents import Split
+from emad_ref.text.documents import Documents, Split
+from emad_ref.text.duplicates import Distinct
 from emad_ref.tuning import windows_of
 from emad_ref.verdict.units import DocumentOf
 
@@ -35,9 +36,10 @@ class TooLittleText(EmadError):
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """Windows of one split, in order."""
+    """Windows of one split, in order; ``near_duplicates``: documents of the split left out, each for another."""
 
     windows: tuple[TokenSequence, ...]
+    near_duplicates: int = 0
 
     @property
     def documents(self) -> DocumentOf:
@@ -89,7 +91,9 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
     found: dict[Split, Text] = {}
     with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
         for split, count in wanted.items():
-            found[split] = Text(tuple(_counted(_windows(model, settings, split, count), bar)))
+            texts: list[Documents] = []
+            windows = tuple(_counted(_windows(model, settings, split, count, texts.append), bar))
+            found[split] = Text(windows, max((t.left_out for t in texts if isinstance(t, Distinct)), default=0))
     texts = Texts(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
     for purpose, text in vars(texts).items():
         if text.count < 2:
@@ -104,26 +108,31 @@ def _halves(text: Text) -> tuple[Text, Text]:
     """Every other document, and the rest."""
     place = text.documents.place % 2
     first, second = (
-        Text(tuple(window for window, half in zip(text.windows, place, strict=True) if half == wanted))
+        Text(tuple(w for w, half in zip(text.windows, place, strict=True) if half == wanted), text.near_duplicates)
         for wanted in (0, 1)
     )
     return first, second
 
 
-def _windows(model: Loaded, settings: Settings, split: Split, count: int) -> Iterator[TokenSequence]:
-    """The first window of each document; of a corpus with fewer documents than ``count``, then their others."""
+def _windows(
+    model: Loaded, settings: Settings, split: Split, count: int, told: Callable[[Documents], None]
+) -> Iterator[TokenSequence]:
+    """The first window of each document; of a corpus with fewer documents than ``count``, then their others in turns.
 
-    def cut(per_document: int | None) -> Iterator[TokenSequence]:
-        read = {"data": settings.data, "limit": count, "per_document": per_document}
+    What is judged gets at most ``MOST_WINDOWS`` of each.
+    """
+
+    def cut(limit: int | None, per_document: int) -> Iterator[TokenSequence]:
+        read = {"data": settings.data, "limit": limit, "per_document": per_document, "told": told}
         return windows_of(model, settings.corpus, split, **read)  # type: ignore[arg-type]  # each of its own type
 
     given = 0
-    for window in cut(per_document=1):
+    for window in cut(count, 1):
         given += 1
         yield window
     if given < count:
         seen: set[int] = set()
-        for window in cut(None):
+        for window in in_turns(cut(None, count if split == "calibrate" else MOST_WINDOWS), count):
             if window.document in seen:
                 yield window
             seen.add(window.document)

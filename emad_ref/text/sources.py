@@ -29,6 +29,7 @@ from emad_ref.extending import added, part_of
 from emad_ref.files import file_kind, lines_of, parsed_json
 from emad_ref.text import world
 from emad_ref.text.documents import SPLITS, Documents, Split, clean_text
+from emad_ref.text.duplicates import Distinct
 from emad_ref.text.hub import offline, reachable
 
 HUB_SETS = {  # repository, configuration
@@ -52,12 +53,19 @@ class CorpusUnavailable(EmadError):
 def documents_of(corpus: str, split: Split, *, seed: int = 0, data: Path | None = None) -> Documents:
     """Documents of a corpus and split (the world's are endless).
 
+    Those of files, data sets and extensions come as ``duplicates.Distinct``: of near-duplicates the first alone, for
+    they are what is counted as independent. The world's are drawn independently, and left as they are.
+
     Raises:
         BadArgument: neither a known corpus nor a readable file or folder, an unknown split, or no documents for it.
         CorpusUnavailable: a known corpus that cannot be reached.
     """
     if corpus in world.CORPORA:
         return world.documents(corpus, split, seed)
+    return Distinct(_documents_of(corpus, split, seed, data))
+
+
+def _documents_of(corpus: str, split: Split, seed: int, data: Path | None) -> Documents:
     if split not in SPLITS:
         raise BadArgument("split", split, f"one of {', '.join(SPLITS)}")
     if split == "train":

@@ -11,9 +11,8 @@ from functools import cache
 
 import numpy as np
 
-from emad_ref.calibration.trace import LONGEST_WINDOW
+from emad_ref.calibration.trace import LONGEST_WINDOW, MOST_WINDOWS
 from emad_ref.evidence.points import NllPair
-from emad_ref.evidence.subject import MOST_WINDOWS
 from emad_ref.verdict.units import ByDocument
 
 Draw = Callable[[np.random.Generator, int], np.ndarray]

@@ -45,6 +45,16 @@ def promised(
     return found
 
 
+def costly(share: float, count: int, rest: float = 0.0) -> Callable[[np.random.Generator], Found]:
+    """A guarantee as screenings give it, B = 0.2 and δ = 0.01: this share of documents lose B, the others ``rest``."""
+
+    def found(rng: np.random.Generator) -> Found:
+        lost = np.where(rng.random(count) < share, 0.2, rest)
+        return Found(ByDocument.distinct(lost), 0.01, ERROR, 300, 0.9, cap=0.2)
+
+    return found
+
+
 def open_for_want_of_power(verdict: Verdict) -> None:
     assert verdict.verdict == "inconclusive"
     assert "certifies an exit in 40% of draws" in verdict.reason
@@ -59,7 +69,7 @@ CASES = [
     Case("three times as much is lost", "fails", promised(0.3), draws=10),
     Case("a fifth of the sets break it", "fails", promised(0.05, sets=200, broken=0.2), draws=10),
     Case("most sets certify nothing", "fails", promised(0.05, sets=200, full=0.6), draws=10),
-    *celled("what is tolerated, to the last", "edge", lambda n, _: promised(RISK, count=n), draws=20, **DOCUMENTS),
+    *celled("what is tolerated, to the last", "edge", lambda n, _: promised(RISK, count=n), draws=8, **DOCUMENTS),
     Case("a twentieth of the sets break it", "edge", promised(0.05, sets=200, broken=ERROR), draws=40),
     Case("four in five certify", "edge", promised(0.05, sets=200, full=0.2), draws=40),
     *celled("twice as much is lost", "power", lambda n, _: promised(0.2, count=n), n=(60, 200), icc=(0.0,)),
@@ -72,5 +82,13 @@ CASES = [
     Case("no threshold could break it", "holds", promised(0.02, sets=200, grid=(0.0, 0.01, 0.02)), draws=5,
          check=names("not applicable", "nothing could break")),
     Case("full depth was chosen", "premise", promised(None), check=says("keeps any promise", "nothing was certified")),
+    Case("31 documents, and no loss at all", "tied", costly(0.0, 31), draws=5, check=says("documents would decide it")),
+    *celled("a twentieth of all documents lose B", "edge", lambda n, _: costly(0.05, n), n=(31, 60, 200), draws=3,
+            icc=(0.0,)),
+    *celled("half of what is tolerated is lost by a fortieth of all documents", "edge",
+            lambda n, _: costly(0.025, n, rest=0.00512), n=(31, 60, 200), draws=3, icc=(0.0,)),
+    *celled("a tenth of all documents lose B", "power", lambda n, _: costly(0.1, n), n=(200, 400), icc=(0.0,)),
+    *celled("no document loses anything", "power", lambda n, _: costly(0.0, n), n=(80, 200), icc=(0.0,),
+            wanted="survived"),
     Case("29 documents", "tied", promised(0.05, count=29), draws=5, check=says("at least 30")),
 ]  # fmt: skip
