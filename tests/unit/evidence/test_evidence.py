@@ -166,13 +166,23 @@ def test_windows_come_from_as_many_documents_as_there_are(stepper, monkeypatch) 
     """A document gives a second window only where all have given their first; ids tell them apart."""
     run = evidence(stepper)
     documents_of(monkeypatch, 80)
-    for count in (30, 80, 200, 1000):
+    for count in (30, 80, 200, 320):
         of = [window.document for window in run.subject.sequences("evaluate", count)]
         assert len(of) == count
         assert of == sorted(of)
         given = np.bincount(of)
         assert len(given) == min(count, 80)
         assert given.max() - given.min() <= 1
+
+
+@pytest.mark.parametrize(("split", "most"), [("calibrate", 11), ("validate", 4), ("evaluate", 4)])
+def test_no_document_that_is_judged_gives_more_than_four_windows(stepper, monkeypatch, split, most) -> None:
+    """One long document beside short ones had all the windows that were left."""
+    run = evidence(stepper)
+    lengths = (40, 11 * (run.subject.window - 1), 30)
+    monkeypatch.setattr(Subject, "documents", lambda self, split: (np.zeros(n, dtype=np.int64) for n in lengths))
+    of = [window.document for window in run.subject.sequences(split, 400)]
+    assert np.bincount(of).tolist() == [1, most, 1]
 
 
 def test_a_corpus_that_is_too_small_gives_all_its_windows(stepper, monkeypatch) -> None:

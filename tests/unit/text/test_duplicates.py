@@ -1,0 +1,84 @@
+"""Near-duplicates: what counts as the same text again, where it is left out, and what is left alone."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import islice, repeat
+
+import pytest
+
+from emad_ref.text.documents import Split
+from emad_ref.text.duplicates import ENDLESS, Distinct, clusters, resemblance, sketch
+from emad_ref.text.sources import documents_of
+
+WORDS = [
+    f"{first}{last}" for first in ("ba", "ke", "mi", "to", "su", "ra") for last in ("la", "ven", "dor", "nik", "sh")
+]
+
+
+def text(seed: int, words: int = 150) -> str:
+    rng = random.Random(seed)
+    return " ".join(rng.choice(WORDS) for _ in range(words))
+
+
+def changed(original: str, every: int) -> str:
+    return " ".join("other" if at % every == every - 1 else word for at, word in enumerate(original.split()))
+
+
+ORIGINAL = text(1)
+COPIES = {
+    "the same": ORIGINAL,
+    "in capitals, punctuated": ORIGINAL.upper().replace(" ", ", ") + "!",
+    "on other lines": ORIGINAL.replace(" ", "\n  "),
+    "under a header": f"Forwarded message of 12 May, please read.\n{ORIGINAL}",
+    "with more behind it": f"{ORIGINAL} {text(2, 60)}",
+    "without its first fifth": " ".join(ORIGINAL.split()[30:]),
+    "every fifteenth word another": changed(ORIGINAL, 15),
+}
+
+
+@pytest.mark.parametrize("copy", COPIES.values(), ids=COPIES)
+def test_a_copy_is_found_whatever_was_done_to_it(copy: str) -> None:
+    assert clusters([text(3), ORIGINAL, text(4), copy]).tolist() == [0, 1, 2, 1]
+
+
+def test_a_copy_of_text_without_spaces_is_found() -> None:
+    rng = random.Random(1)
+    one, other = ("".join(chr(rng.randrange(0x4E00, 0x5E00)) for _ in range(600)) for _ in range(2))
+    assert clusters([one, other, one + "完", one.replace("，", "")]).tolist() == [0, 1, 0, 0]
+
+
+def test_texts_of_one_kind_are_not_alike() -> None:
+    """Neither a template with other words in it, nor short texts that differ in a number."""
+    assert clusters(text(seed) for seed in range(200)).tolist() == list(range(200))
+    assert clusters(f"paragraph {number}" for number in range(50)).tolist() == list(range(50))
+    for corpus in ("world:premise", "world:mixed"):
+        read = list(islice(documents_of(corpus, "evaluate"), 100))
+        assert len(set(clusters(read))) == 100
+
+
+def test_an_estimated_resemblance_is_near_the_exact_one() -> None:
+    long, half = text(5, 4000), text(5, 2000)
+    assert resemblance(sketch(long), sketch(half)) == pytest.approx(0.5, abs=0.1)
+    assert resemblance(sketch(long), sketch(long)) == 1.0
+    assert resemblance(sketch(long), sketch(text(6, 4000))) == 0.0
+
+
+@pytest.mark.parametrize("times", [2, 4])
+@pytest.mark.parametrize("split", ["calibrate", "validate", "evaluate"])
+def test_a_file_that_holds_every_document_several_times_gives_each_once(tmp_path, times: int, split: Split) -> None:
+    path = tmp_path / "again.jsonl"
+    lines = [json.dumps({"text": text(seed)}) for seed in range(40) for _ in range(times)]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    found = documents_of(str(path), split)
+    texts = list(found)
+    assert len(texts) == len(set(texts)) == (20 if split == "evaluate" else 10)
+    assert isinstance(found, Distinct)
+    assert found.left_out == (times - 1) * len(texts)
+
+
+def test_a_source_that_repeats_itself_for_ever_ends() -> None:
+    found = Distinct(repeat("the one and only document that there is"))
+    assert len(list(found)) == 1
+    assert found.left_out == ENDLESS
