@@ -247,12 +247,12 @@ STEEPEST_NATS = 700.0  # a little less than the largest number of nats whose exp
 
 
 def perplexity_of(nats: float) -> float:
-    """exp(``nats``) of a mean loss per token; that of 700 nats where more would overflow."""
-    return math.exp(min(nats, STEEPEST_NATS))
+    """exp(``nats``) of a mean loss per token, that of 700 nats where more would overflow; inf stays inf."""
+    return math.inf if nats == math.inf else math.exp(min(nats, STEEPEST_NATS))
 
 
 def relative_rise(nats: float) -> float:
-    """exp(``nats``) − 1 of a rise per token, that of 700 nats where more would overflow; inf stays inf, no bound.
+    """exp(``nats``) − 1 of a rise per token, that of 700 nats where more would overflow; inf stays inf.
 
     >>> relative_rise(0.0), relative_rise(800.0) == relative_rise(900.0), relative_rise(math.inf)
     (0.0, True, inf)

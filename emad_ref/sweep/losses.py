@@ -14,7 +14,7 @@ from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.record import Floats, Ints
 from emad_ref.replay import Replay, decode_flops, decode_work, replay, replay_all, sums, work_of
-from emad_ref.signals import STEEPEST_NATS, perplexity_of, relative_rise
+from emad_ref.signals import perplexity_of, relative_rise
 
 POSITIONS = ((1, 32), (33, 128), (129, None))  # METHODS, "Conditioning bins"
 
@@ -131,8 +131,8 @@ def columns_of(trace: Trace, replays: Iterable[Replay], spent: Callable[[Replay]
 def rises(found: Columns, tokens: Floats) -> Floats:
     """[points] relative rise of perplexity over the first point, on sequences of ``tokens`` [sequences] each."""
     nats = found.nll_nats
-    rise: Floats = np.expm1(np.minimum((nats - nats[:, :1]).sum(axis=0) / tokens.sum(), STEEPEST_NATS))
-    return rise
+    rise = (nats - nats[:, :1]).sum(axis=0) / tokens.sum()
+    return np.array([relative_rise(float(each)) for each in rise])
 
 
 def tokens_before(trace: Trace, depth: Ints, layer: int) -> Floats:
