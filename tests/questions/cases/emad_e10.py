@@ -10,6 +10,7 @@ import numpy as np
 from emad_ref.questions.emad_e10 import Found, Selected, Tested
 from emad_ref.verdict.claims import Verdict
 from emad_ref.verdict.units import ByDocument
+from tests.questions import shapes
 from tests.questions.points import items
 from tests.questions.simulation import Case, celled
 
@@ -76,6 +77,18 @@ def risen(rise: float, **options: Any):
     return lambda n, icc: lost(rise, count=n, spread=0.004, answered=1000, **options)
 
 
+def shaped(rises: str):
+    """Documents whose rises have this shape, a per cent in all; no tasks."""
+
+    def made(n: int, icc: float):
+        def found(rng: np.random.Generator) -> Found:
+            return Found(MARGIN, Tested(*shapes.documents(rng, 0.01, n, rises, "one window"), 5.0))
+
+        return found
+
+    return made
+
+
 def fallen(**drops: float):
     """``n`` distinct items a task; of an ICC above 0, ``n`` paragraphs of four questions."""
 
@@ -97,6 +110,8 @@ CASES = [
     Case("accuracy is lost on one task of four", "fails", lost(0.0, FOUR | {"chart": 0.03}), 5, check=names_the_task),
     Case("half a per cent is lost, more than 0.1 points", "fails", lost(0.005, perplexity=40.0), 5, check=by_points),
     *celled("a per cent is lost", "edge", risen(0.01), icc=(0.0,)),
+    *celled("a per cent is lost, log-normal", "edge", shaped("log-normal 1.6"), n=(200, 400), icc=(0.0,), draws=2),
+    *celled("a per cent is lost by 1 % ruined", "edge", shaped("1 % ruined"), n=(200, 400), icc=(0.0,), draws=2),
     *celled("two per cent are lost", "power", risen(0.02), n=(40, 60, 200), icc=(0.0,)),
     *celled("0.1 points are lost at perplexity 40", "edge", risen(0.1 / 40, perplexity=40.0), icc=(0.0,)),
     *celled("half a point is lost on one task", "edge", fallen(facts=0.0, chart=0.005), **ITEMS_OF),

@@ -8,6 +8,8 @@ import numpy as np
 
 from emad_ref.questions.emad_x1 import Found
 from emad_ref.verdict.claims import Verdict
+from emad_ref.verdict.spending import Measured, Spent
+from tests.questions import shapes
 from tests.questions.simulation import Case, celled
 from tests.questions.spendings import Text
 
@@ -33,6 +35,22 @@ def criteria(
 
 WHY = "no criterion is within 1 % on validation"
 DOCUMENTS = {"icc": (0.0,)}  # whole ones: independent by construction
+
+
+def shaped(rises: str) -> Callable[[int, float], Callable[[np.random.Generator], Found]]:
+    """The only criterion saves 30 % and loses a per cent, in documents whose rises have this shape."""
+
+    def made(n: int, icc: float) -> Callable[[np.random.Generator], Found]:
+        def found(rng: np.random.Generator) -> Found:
+            lost, full, tokens = shapes.documents(rng, 0.01, n, rises, "one window")
+            whole = tokens.like(1000.0 * tokens.values)
+            less = tokens.like(whole.values * (0.7 + 0.02 * rng.standard_normal(n)))
+            measured = Measured(Spent("full depth", full, whole), tokens)
+            return Found(measured, Spent("chosen", lost, less), [], 0.45, "")
+
+        return found
+
+    return made
 
 
 def says(*parts: str) -> Callable[[Verdict], None]:
@@ -70,6 +88,9 @@ CASES = [
             draws=8, **DOCUMENTS),
     *celled("the only one loses the threshold", "edge", lambda n, _: criteria(*WEAK, chosen=(0.3, 0.01), count=n),
             draws=8, **DOCUMENTS),
+    *celled("the only one loses the threshold, log-normal", "edge", shaped("log-normal 1.6"), n=(200, 400), icc=(0.0,),
+            draws=2),
+    *celled("the only one ruins 1 %", "edge", shaped("1 % ruined"), n=(200, 400), icc=(0.0,), draws=2),
     *celled("the only one does both", "edge", lambda n, _: criteria(chosen=(0.15, 0.01), count=n), draws=8,
             **DOCUMENTS),
     *celled("three lose the threshold", "edge",

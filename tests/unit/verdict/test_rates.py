@@ -12,7 +12,7 @@ from scipy import stats
 
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, document_draws
-from emad_ref.verdict.interval import needed_n
+from emad_ref.verdict.interval import needed_n, priced
 from emad_ref.verdict.rates import mean_rate, perplexity_rise, profile_slope, profile_steps, slope_within_documents
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, effective
 
@@ -384,3 +384,49 @@ def test_four_times_the_documents_halve_the_distance_needed():
 def test_no_number_decides_a_value_on_the_threshold():
     rate = mean_rate(each(1.0, 3.0), each(10, 10), threshold=0.2, rng=rng(), unit="nats")
     assert needed_n(rate, 0.05) is None
+
+
+def test_a_price_is_paid_for_what_no_sample_shows():
+    """Against the sup over shares written down: the grid is right to a few per cent, and never below."""
+
+    def base(gaps):
+        return stats.norm.sf(gaps / 0.002)
+
+    shares = np.linspace(0, 0.2, 20_001)
+    for gap, worst, n in ((0.01, 1.0, 400), (0.006, 0.2, 200), (0.01, 0.0, 50), (-0.001, 1.0, 300)):
+        exact = ((1 - shares) ** n * base(gap - shares * worst)).max()
+        assert exact * (1 - 1e-9) <= priced(base, gap, worst, n) <= min(1.0, 1.03 * exact)
+
+
+@pytest.mark.parametrize("side", [1, -1])
+def test_a_long_tail_that_the_sample_may_lack_makes_either_side_less_sure(side):
+    """Two samples of one mean and one error: the skewed one is held to know less of the side of its tail."""
+    source = np.random.default_rng(0)
+    skewed = side * (np.exp(1.6 * source.standard_normal(200)) - math.exp(1.28))
+    even = source.standard_normal(200)
+    p = {}
+    for name, each in (("skewed", skewed), ("even", even)):
+        nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
+        tokens = ByDocument.distinct(np.full(200, 100))
+        full = tokens.like(200.0 + 0 * nats)
+        rise = perplexity_rise(full.like(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=0.0)
+        p[name] = rise.p_below if side > 0 else rise.p_above
+    assert p["skewed"] > 1.5 * p["even"]
+
+
+@pytest.mark.parametrize("n", [320, 600, 2000])
+def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
+    """A rise of 0.2 % with little noise: as many documents as are asked for decide, a tenth fewer do not."""
+
+    def of(count):
+        each = 0.002 + 0.004 * stats.norm.ppf((np.arange(count) + 0.5) / count)
+        tokens = ByDocument.distinct(np.full(count, 100))
+        full = tokens.like(200.0 + 0 * each)
+        return perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
+
+    number = needed_n(of(n), 0.05)
+    if n >= 400:
+        assert number == n
+    else:
+        assert of(number).p_below <= 0.051
+        assert of(int(0.9 * number)).p_below > 0.05
