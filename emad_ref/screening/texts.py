@@ -91,9 +91,9 @@ def read_texts(model: Loaded, settings: Settings, progress: str | None = None) -
     found: dict[Split, Text] = {}
     with tqdm(desc=progress, disable=progress is None, total=sum(wanted.values()), unit="window") as bar:
         for split, count in wanted.items():
-            texts: list[Documents] = []
-            windows = tuple(_counted(_windows(model, settings, split, count, texts.append), bar))
-            found[split] = Text(windows, max((t.left_out for t in texts if isinstance(t, Distinct)), default=0))
+            read: list[Documents] = []
+            windows = tuple(_counted(_windows(model, settings, split, count, read.append), bar))
+            found[split] = Text(windows, max((t.left_out for t in read if isinstance(t, Distinct)), default=0))
     texts = Texts(found["calibrate"], *_halves(found["validate"]), found["evaluate"])
     for purpose, text in vars(texts).items():
         if text.count < 2:
