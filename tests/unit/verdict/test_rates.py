@@ -399,19 +399,22 @@ def test_a_price_is_paid_for_what_no_sample_shows():
 
 
 @pytest.mark.parametrize("side", [1, -1])
-def test_a_long_tail_that_the_sample_may_lack_makes_either_side_less_sure(side):
-    """Two samples of one mean and one error: the skewed one is held to know less of the side of its tail."""
+def test_a_long_tail_that_the_sample_may_lack_costs_that_side_more_than_an_even_spread(side):
+    """An unseen document may lie twice as far out as the farthest seen, either way."""
     source = np.random.default_rng(0)
-    skewed = side * (np.exp(1.6 * source.standard_normal(200)) - math.exp(1.28))
-    even = source.standard_normal(200)
-    p = {}
-    for name, each in (("skewed", skewed), ("even", even)):
+    shapes = {"skewed": side * np.exp(1.6 * source.standard_normal(200)), "even": source.standard_normal(200)}
+    cost = {}
+    for name, each in shapes.items():
         nats = 0.004 * (each - each.mean()) / each.std() + math.log(1.01) - side * 0.0007
         tokens = ByDocument.distinct(np.full(200, 100))
         full = tokens.like(200.0 + 0 * nats)
-        rise = perplexity_rise(full.like(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=0.0)
-        p[name] = rise.p_below if side > 0 else rise.p_above
-    assert p["skewed"] > 1.5 * p["even"]
+        priced_in, bare = (
+            perplexity_rise(full.like(200 + 100 * nats), full, tokens, threshold=0.01, rng=rng(), worst=worst)
+            for worst in (0.0, None)
+        )
+        cost[name] = (priced_in.p_below / bare.p_below, priced_in.p_above / bare.p_above)[:: int(side)][0]
+    assert 1 <= cost["even"] < 1.6  # three deviations out, doubled
+    assert cost["skewed"] > 1.2 * cost["even"]
 
 
 @pytest.mark.parametrize("n", [320, 600, 2000])
