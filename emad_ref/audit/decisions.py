@@ -42,16 +42,38 @@ def decisions(
     if not decoder.capabilities.counted:
         tally.notes.append("ledger not checked: the decoder does not count its work")
     with tally:
-        for chosen in (*([row] for row in range(len(prompts))), list(range(len(prompts)))):
-            alone = len(chosen) == 1
-            with Transcript(tally, decoder, [prompts[row] for row in chosen], point) as talk:
-                for columns in slices(continuations.shape[1], 1 if alone else decoder.capabilities.max_feed):
-                    talk.feed(continuations[chosen, columns])
-                trajectories = talk.trajectories()
-                readouts = []
-                for trajectory in trajectories:
-                    readouts.append(hold_against(tally, trajectory, lens, point, tolerance).readouts)
-                    tally.discriminating += discriminating(trajectory, point)
-                if decoder.capabilities.counted:
-                    judge_ledger(tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context)
+        together = [list(range(len(prompts)))] if len(prompts) > 1 else []
+        for chosen in (*([row] for row in range(len(prompts))), *together):
+            judge_fed(
+                tally, decoder, lens, point, [prompts[row] for row in chosen], continuations[chosen], tolerance,
+                exact_context=exact_context,
+            )  # fmt: skip
     return tally.finding()
+
+
+def judge_fed(
+    tally: Tally,
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    tolerance: float,
+    *,
+    exact_context: bool,
+) -> None:
+    """One session over all of ``prompts``, fed ``continuations`` int64 [rows, n] at depths of the rule's choosing.
+
+    A row alone is fed token by token, several rows at once also by as many as a feed may hold.
+    """
+    widest = 1 if len(prompts) == 1 else decoder.capabilities.max_feed
+    with Transcript(tally, decoder, prompts, point) as talk:
+        for columns in slices(continuations.shape[1], widest):
+            talk.feed(continuations[:, columns])
+        trajectories = talk.trajectories()
+        readouts = []
+        for trajectory in trajectories:
+            readouts.append(hold_against(tally, trajectory, lens, point, tolerance).readouts)
+            tally.discriminating += discriminating(trajectory, point)
+        if decoder.capabilities.counted:
+            judge_ledger(tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context)
