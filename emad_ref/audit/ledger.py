@@ -15,6 +15,10 @@ there.
 Where nothing can exit below the ceiling, the whole prompt may run in one forward: context[ℓ] is then larger by n − 1.
 
 Under ``free_eager`` layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
+
+What is counted too high is as wrong: whoever saves of it, saves more. Of several rows no block runs for more tokens than
+if all of them, padded to a power of two, went as far as the deepest at every step. A query
+meets no more keys than a buffer holds that grows by doubling, or one of constant size, and no more than below it.
 """
 
 from __future__ import annotations
@@ -30,6 +34,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.record import READOUTS, Bools, Work
 
 FULL = READOUTS.index("full")
+BUFFER = 256  # keys that a query may meet in a padded buffer, however short its row is
+STRIDE = 8  # keys; a buffer of constant size is a multiple of it
 
 
 def implied(trajectory: Trajectory, readouts: Readouts, point: OperatingPoint, *, masked_prompt: bool = True) -> Work:
@@ -81,6 +87,8 @@ def judge_ledger(
     for trajectory, each in zip(trajectories, readouts, strict=True):
         least = least + implied(trajectory, each, point, masked_prompt=alone and exact_context)
     free = point.schedule == "free_eager"
+    if point.schedule != "translated":
+        tally.require(not work.fill_macs.any(), f"{who}: work.fill_macs counted, but no states are translated")
     covered, owed = work.tokens, least.tokens
     if free:
         covered = work.tokens + work.fills.sum(axis=0)
@@ -104,3 +112,60 @@ def judge_ledger(
             holds = holds or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
         tally.require(holds, f"{who}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
+    _judge_most(tally, who, work, covered, trajectories, least, point)
+
+
+def _judge_most(
+    tally: Tally, who: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, point: OperatingPoint
+) -> None:
+    """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
+    slots = 1 << (len(trajectories) - 1).bit_length()
+    longest, steps = max(each.first for each in trajectories), max(len(each.depth) for each in trajectories)
+    deepest = np.zeros(steps, dtype=np.int64)  # of all rows, by decoding step
+    for each in trajectories:
+        deepest[: len(each.depth)] = np.maximum(deepest[: len(each.depth)], each.depth)
+    layers = np.arange(1, point.layers + 1)
+    ran = (deepest[:, None] >= layers).sum(axis=0) if point.schedule != "free_eager" else steps * (layers <= point.ceiling)
+    most = slots * (longest * (layers <= point.ceiling) + ran)
+    keys = most_keys(max(each.first + len(each.depth) for each in trajectories))
+    for name, counted, bound in (
+        ("tokens", covered, most),
+        ("readout_rows", work.readout_rows[FULL], slots * (steps * (layers <= point.ceiling))),
+        *((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i])
+          for i, kind in enumerate(READOUTS) if i != FULL),
+        *((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i])
+          for i, kind in enumerate(READOUTS)),
+    ):  # fmt: skip
+        complaint = f"{who}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
+        tally.require(bool((counted <= bound).all()), complaint)
+    bound = work.tokens * keys
+    constant = _of_constant_buffer(work, longest if len(trajectories) == 1 else 0)
+    tally.require(
+        constant or bool((work.context <= bound).all()),
+        f"{who}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
+        f"{keys} keys each imply at most {bound.tolist()}",
+    )
+    if point.schedule in ("monotone", "positional"):  # whatever ran a layer has run those below it, over as many keys
+        grows = np.diff(work.context) > 0
+        at = int(np.argmax(grows)) + 2
+        tally.require(not grows.any(), f"{who}: work.context grows at layer {at}: {work.context.tolist()} per layer")
+
+
+def most_keys(length: int) -> int:
+    """Keys of a query of a row of ``length`` tokens, in a buffer that grows by doubling; at least ``BUFFER``."""
+    return max(BUFFER, 1 << (length - 1).bit_length())
+
+
+def _of_constant_buffer(work: Work, prompt: int) -> bool:
+    """Whether every query met the same number of keys, masked ones included; those of the prompt perhaps its own."""
+    ran = work.tokens > 0
+    if not ran.any():
+        return True
+    for alone in {0, prompt}:
+        steps, context = work.tokens[ran] - alone, work.context[ran] - alone**2
+        if (steps < 1).any():
+            continue
+        keys, rest = np.divmod(context, steps)
+        if not rest.any() and len({*keys.tolist()}) == 1 and keys[0] % STRIDE == 0:
+            return True
+    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -77,11 +78,49 @@ def test_padded_keys_may_cost_more_but_never_less() -> None:
 
 
 def test_rows_together_may_cost_more_but_never_less() -> None:
-    both = implied(ROW, WHOLE, POINT) + implied(ROW, WHOLE, POINT)
+    """Three rows padded to four; two of one length leave nothing to pad."""
+    one = implied(ROW, WHOLE, POINT)
+    both, three = one + one, one + one + one
     assert complaint(both, [ROW, ROW]) is None
-    assert complaint(replace(both, tokens=both.tokens + 2), [ROW, ROW]) is None
+    assert complaint(replace(three, tokens=three.tokens + 3), [ROW] * 3) is None
     assert complaint(replace(both, tokens=both.tokens - 1), [ROW, ROW]) is not None
     assert complaint(replace(both, readout_rows=both.readout_rows - 1), [ROW, ROW]) is not None
+
+
+def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
+    """Prompts of two and of no token before the last: both as long, and both as deep as the deeper one."""
+    shallow = Trajectory("row 1", np.arange(3), 0, np.array([2, 2, 2]), SIGNAL[[1] * 3], np.ones(3, dtype=bool))
+    both = implied(ROW, WHOLE, POINT) + implied(shallow, WHOLE, POINT)
+    padded = replace(both, tokens=2 * np.array([5, 5, 3, 3]))
+    assert complaint(both, [ROW, shallow]) is None
+    assert complaint(padded, [ROW, shallow]) is None
+    for name in ("tokens", "readout_rows"):
+        counted = getattr(padded, name)
+        more = replace(padded, **{name: counted + 5 * (counted > 0)})
+        assert f"work.{name} per layer" in (complaint(more, [ROW, shallow]) or ""), name
+    assert "at most" in (complaint(replace(padded, readout_macs=both.readout_macs + 1), [ROW, shallow]) or "")
+    assert "no states are translated" in (complaint(replace(both, fill_macs=both.tokens), [ROW, shallow]) or "")
+
+
+LONG = replace(ROW, tokens=np.arange(403), first=400)
+
+
+@pytest.mark.parametrize(
+    ("context", "complains"),
+    [
+        (lambda work: work.context, None),
+        (lambda work: work.tokens * 512, None),  # a buffer that doubles
+        (lambda work: work.tokens * 2048, None),  # one of constant size
+        (lambda work: 400**2 + (work.tokens - 400) * 2048, None),
+        (lambda work: work.context * 2, "at most 512 keys each"),
+        (lambda work: work.context * 4, "at most 512 keys each"),
+        (lambda work: np.where(np.arange(4) == 2, work.tokens * 512, work.context), "grows at layer 3"),
+    ],
+)
+def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None:
+    work = implied(LONG, WHOLE, POINT)
+    found = complaint(replace(work, context=context(work)), [LONG], exact=False)
+    assert found is None if complains is None else complains in (found or ""), found
 
 
 def test_free_depth_owes_every_layer_a_block_or_a_fill() -> None:

@@ -1,0 +1,176 @@
+"""A signal is compared with its threshold as both are given: ≤ at equality, in float32 or wider, threshold by layer.
+
+The decoder's own word is held against itself, so that no tolerance is needed: from the signals that it reports, and the
+thresholds that it was given, follow the depths that it may take. First it reads all signals of some prompts under
+thresholds that nothing passes. Then thresholds are put where a careless comparison errs, at each probe near the row that
+comes nearest to firing:
+
+below  the threshold lies a little beyond the signal: rounded to fewer digits the two are equal, and the token stops
+equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
+above  the token stops by a little: with a threshold or signal rounded the other way it does not
+
+Discriminating are the tokens whose depth would be another one under a careless comparison, fewest of ``CARELESS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+from numpy.typing import NDArray
+
+from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.rule import first_fires
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import DECODE, Bools, Floats, Ints
+from emad_ref.signals import SIGNALS
+
+CHECK = "comparisons"
+MOST_PROBES = 8
+LITTLE = 2.0**-15  # of a signal: an eighth of float16's spacing at least, and 256 times float32's
+NOT_REACHED = {"falls": -1.0, "rises": 1e6}  # finite thresholds, which must be read, and which no value passes
+
+Opening = Callable[[OperatingPoint], AbstractContextManager[Decoder]]
+Rounding = Callable[[Floats], Floats]
+
+
+def plain32(values: Floats) -> Floats:
+    return np.asarray(values, dtype=np.float32).astype(np.float64)
+
+
+def bfloat16(values: Floats) -> Floats:
+    """Rounded to 8 bits, to nearest even."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32)
+    return rounded.view(np.float32).astype(np.float64)
+
+
+def float16(values: Floats) -> Floats:
+    return np.asarray(values, dtype=np.float16).astype(np.float64)
+
+
+def exact64(values: Floats) -> Floats:
+    return values
+
+
+def at_or_below(signal: Floats, threshold: Floats) -> Bools:
+    return np.asarray(signal <= threshold)
+
+
+def below(signal: Floats, threshold: Floats) -> Bools:
+    return np.asarray(signal < threshold)
+
+
+def of_the_next(threshold: Floats) -> Floats:
+    return np.append(threshold[1:], threshold[-1])
+
+
+def of_the_last(threshold: Floats) -> Floats:
+    return np.append(threshold[0], threshold[:-1])
+
+
+# (of the signal, of the threshold, comparison)
+Comparison = tuple[Rounding, Rounding, Callable[[Floats, Floats], Bools]]
+HONEST: tuple[Comparison, ...] = ((plain32, plain32, at_or_below), (exact64, exact64, at_or_below))
+CARELESS: dict[str, Comparison] = {
+    "bfloat16": (bfloat16, bfloat16, at_or_below),
+    "thresholds in bfloat16": (plain32, bfloat16, at_or_below),
+    "signals in bfloat16": (bfloat16, plain32, at_or_below),
+    "float16": (float16, float16, at_or_below),
+    "thresholds in float16": (plain32, float16, at_or_below),
+    "signals in float16": (float16, plain32, at_or_below),
+    "< for ≤": (plain32, plain32, below),
+    "the next probe's threshold": (plain32, of_the_next, at_or_below),
+    "the last probe's threshold": (plain32, of_the_last, at_or_below),
+}
+
+
+def comparisons(
+    opened: Opening, layers: int, batches: Sequence[Sequence[Prompt]], *, signal: str = "entropy_nats", needed: int = 1
+) -> Finding:
+    """Check the first decided position of all prompts, through ``start`` and through ``generate``.
+
+    ``opened`` opens the decoder under test at a point. ``batches``: looked at one after the other, until every careless
+    comparison would have shown.
+
+    Raises:
+        Unsupported: the decoder declines the signal.
+    """
+    tally, shown = Tally(CHECK, needed), np.zeros(len(CARELESS), dtype=np.int64)
+    probes = tuple(range(1, layers, max(1, -(-(layers - 1) // MOST_PROBES))))
+    with tally:
+        for prompts in batches:
+            unreached = _point(layers, probes, [NOT_REACHED[SIGNALS[signal].sense]] * len(probes), signal)
+            with opened(unreached) as decoder:
+                _, step = decoder.start(prompts)
+                read = np.array(step.signal[:, 0], dtype=np.float64)
+            tally.require(not np.isnan(read).any(), "a signal that the rule compares was not read")
+            for how, thresholds in _near(read, signal).items():
+                point = _point(layers, probes, plain32(thresholds).tolist(), signal)
+                with opened(point) as decoder:
+                    shown += _judge(tally, how, point, *_started(decoder, prompts))
+                    shown += _judge(tally, how, point, *_generated(decoder, prompts))
+            if shown.min() >= needed:
+                break
+        tally.discriminating = int(shown.min())
+        tally.notes += [f"{name} would not have shown" for name, n in zip(CARELESS, shown, strict=True) if n < needed]
+    return tally.finding()
+
+
+def _point(layers: int, probes: tuple[int, ...], thresholds: Sequence[float], signal: str) -> OperatingPoint:
+    return OperatingPoint("comparisons", "quantile", layers, layers, probes, (tuple(thresholds),), signal=signal)
+
+
+def _near(read: Floats, signal: str) -> dict[str, Floats]:
+    """How → thresholds [probes], each near the row of ``read`` [rows, probes] that comes nearest to firing there."""
+    falls = SIGNALS[signal].sense == "falls"
+    nearest = plain32(read.min(axis=0) if falls else read.max(axis=0))
+    little = np.abs(nearest) * LITTLE * (1 if falls else -1)
+    return {"below": nearest - little, "equal": nearest, "above": nearest + little}
+
+
+def _started(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+    session, step = decoder.start(prompts)
+    session.close()
+    return np.array(step.depth[:, 0]), np.array(step.signal[:, 0], dtype=np.float64)
+
+
+def _generated(decoder: Decoder, prompts: Sequence[Prompt]) -> tuple[Ints, Floats]:
+    record = decoder.generate(prompts, 1, frozenset())
+    first = [int(np.flatnonzero((record.tokens.sequence == row) & (record.tokens.phase == DECODE))[0])
+             for row in range(len(prompts))]  # fmt: skip
+    return np.array(record.tokens.depth[first]), np.array(record.signal[first], dtype=np.float64)
+
+
+def _judge(tally: Tally, how: str, point: OperatingPoint, depth: Ints, signal: Floats) -> NDArray[np.int64]:
+    """Tokens that would have betrayed each careless comparison, after requiring depths that an honest one gives."""
+    threshold = np.array(point.thresholds[0], dtype=np.float64)
+    given = [_depths(point, signal, threshold, *each) for each in HONEST]
+    right = np.logical_or.reduce([depth == each for each in given])
+    tally.n += len(depth)
+    if not right.all():
+        row = int(np.argmin(right))
+        at = min(int(depth[row]), int(given[0][row]))
+        which = point.probes.index(at) if at in point.probes else 0
+        tally.require(
+            False,
+            f"row {row}, depth {depth[row]}, but by the signals that it reports the rule gives depth {given[0][row]}: "
+            f"after layer {point.probes[which]} it compared {signal[row, which]!r} with {threshold[which]!r} ({how})",
+        )
+    return np.array([(_depths(point, signal, threshold, *each) != given[0]).sum() for each in CARELESS.values()])
+
+
+def _depths(
+    point: OperatingPoint,
+    signal: Floats,
+    threshold: Floats,
+    of_signal: Rounding,
+    of_threshold: Rounding,
+    compare: Callable[[Floats, Floats], Bools],
+) -> Ints:
+    """[rows] by one way of comparing; what was not read does not fire."""
+    sense = 1.0 if SIGNALS[point.signal].sense == "falls" else -1.0
+    fired = compare(sense * of_signal(signal), sense * of_threshold(threshold))
+    return first_fires(fired, np.asarray(point.probes, dtype=np.int64), point.ceiling)
