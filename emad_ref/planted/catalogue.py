@@ -5,12 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from emad_ref.errors import BadArgument
-from emad_ref.planted import depths, drawing, honest, keys, ledgers, meddling, refusing, sessions, speculating
+from emad_ref.planted import (
+    depths,
+    drawing,
+    fields,
+    honest,
+    keys,
+    ledgers,
+    meddling,
+    pages,
+    refusing,
+    sessions,
+    speculating,
+)
 from emad_ref.planted.entry import Planted
 
 CATALOGUE: dict[str, Planted] = {
     planted.name: planted
-    for module in (honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling)
+    for module in (honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling, fields, pages)
     for planted in module.PLANTED
 }
 

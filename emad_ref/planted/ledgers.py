@@ -86,7 +86,38 @@ class ReadsEveryLayer(PlantedSession):
         return super().advance(ids, forced, last)
 
 
+class ContextDoubled(Uncounted):
+    """Attention is charged twice."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, context=work.context * 2)
+
+
+class ContextOfFullDepthDoubled(Uncounted):
+    """The same at full depth alone: whoever saves, saves more."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, context=work.context * 2) if self._point.fixed else work
+
+
+class BatchesDoubled(Uncounted):
+    """Blocks of several rows are counted four times over."""
+
+    def seen_as(self, work: Work) -> Work:
+        rows = len(self._trail)
+        return work if rows == 1 else replace(work, tokens=work.tokens * 4, context=work.context * 4)
+
+
+class SourceOfNothing(Uncounted):
+    """An encoder is charged that the model does not have, or a second time."""
+
+    def seen_as(self, work: Work) -> Work:
+        return replace(work, encoder_tokens=2 * work.encoder_tokens + 1)
+
+
 COUNTED = r"work|runs of|counts"
+COSTS = "invariants/test_fields.py::test_the_same_tokens_cost_the_same_at_every_point"
+FAR_DECISIONS = "invariants/test_positions.py::test_decisions_are_the_rules_far_into_the_window"
 
 PLANTED = (
     Planted("work-of-probes-left-out", "work", "readouts are free of charge", with_session(ProbesFree), DECISIONS,
@@ -101,4 +132,12 @@ PLANTED = (
             with_session(AllLayersThenRoute), WITNESS, r"layer \d+ ran for .* but its record counts"),
     Planted("work-head-at-every-layer", "work", "the head reads twice as often as there are layers",
             with_session(ReadsEveryLayer), WITNESS, r"the head ran for .* but its record counts"),
+    Planted("work-of-context-doubled", "work", "attention is charged twice", with_session(ContextDoubled),
+            FAR_DECISIONS, r"work\.context per layer .* keys each imply at most"),
+    Planted("work-of-full-depth-doubled", "work", "attention is charged twice at full depth",
+            with_session(ContextOfFullDepthDoubled), COSTS, r"layer 1 counts \d+ keys at full depth, but"),
+    Planted("work-of-batches-doubled", "work", "blocks of several rows are counted four times over",
+            with_session(BatchesDoubled), DECISIONS, r"work\.tokens per layer .* imply at most"),
+    Planted("work-of-no-source", "work", "an encoder is charged that the model does not have",
+            with_session(SourceOfNothing), COSTS, r"work\.encoder_tokens counts"),
 )  # fmt: skip

@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.comparisons import comparisons
+from emad_ref.audit.counters import counters
 from emad_ref.audit.fields import fields
+from emad_ref.audit.last import WIDEST, feeds, last_logits
 from emad_ref.audit.shapes import brief
 from emad_ref.audit.variants import Sizes
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.sourced import Sourced
 from emad_ref.point import OperatingPoint
-from emad_ref.protocol import Decoder
+from emad_ref.protocol import Decoder, Unsupported
 from pytest_emad.auditing import Auditor
 
 LENGTH, FED, NEW = 6, 14, 8
 ROWS, BATCHES = 4, 6
+SHOWN = sum(n for n, _ in feeds(WIDEST))  # tokens fed under every number of logits wanted
+COUNTED = 24  # tokens after a prompt of a quarter of the window
 
 
 def test_every_field_of_a_point_is_honoured_or_declined(
@@ -45,4 +49,33 @@ def test_thresholds_are_compared_to_the_last_digit(
     if subject.stepper.layers < 2:
         pytest.skip("not applicable (a model of one layer has no probe)")
     batches = [subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)[0] for _ in range(BATCHES)]
-    emad_audit(comparisons(partial(subject.open, max_rows=ROWS), subject.stepper.layers, batches))
+    opened, layers = partial(subject.open, max_rows=ROWS), subject.stepper.layers
+    emad_audit(comparisons(opened, layers, batches))
+    try:
+        emad_audit(comparisons(opened, layers, batches, signal="softmax_response"))  # it rises: ≥ takes the place of ≤
+    except Unsupported:
+        return  # as ``test_every_field_of_a_point_is_honoured_or_declined`` says
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
+def test_as_many_logits_are_shown_as_are_wanted(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
+) -> None:
+    """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted."""
+    subject = emad_evidence.subject
+    point = subject.full if full else emad_evidence.bridging.probing_point
+    lengths = brief(emad_rng, 1 if full else ROWS)
+    with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (decoder, prompts, continuation):
+        emad_audit(last_logits(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+
+
+def test_the_same_tokens_cost_the_same_at_every_point(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject = emad_evidence.subject
+    point, source = emad_evidence.bridging.probing_point, 0 if subject.source is None else len(subject.source)
+    fed = min(COUNTED, subject.window // 2)
+    room = subject.window - fed
+    (prompt,), (continuation,) = subject.drawn_rows(emad_rng, [int(emad_rng.integers(room // 2, room))], fed)
+    with subject.open(subject.full) as full, subject.open(point) as exiting:
+        emad_audit(counters(full, exiting, prompt, continuation, fed, source))

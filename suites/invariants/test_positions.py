@@ -5,18 +5,26 @@ A handful of long audits, with lengths drawn for this run; ``test_depth`` has th
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from emad_ref.audit.comparisons import NOT_REACHED
 from emad_ref.audit.decisions import decisions
+from emad_ref.audit.finding import Tally
 from emad_ref.audit.forced import forced
-from emad_ref.audit.generation import generation
+from emad_ref.audit.generation import generation, judge_record
+from emad_ref.audit.positions import everywhere
 from emad_ref.audit.shapes import brief, edges, far
 from emad_ref.evidence.gathered import Evidence
+from emad_ref.signals import SIGNALS
 from pytest_emad.auditing import Auditor
 
 FED, LONG = 12, 72  # tokens after a prompt, beyond one buffer and beyond several
 LENGTHS = {"far": far, "edges": edges}
+BEYOND = 8  # tokens beyond the window, where the model has them: a buffer of the window's size ends there, too
+MOST = 2**27  # logits of a generated row that an audit holds at once, those of all layers
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -27,6 +35,42 @@ def test_forced_depths_are_obeyed_far_into_the_window(
     point, drawn = subject.full, LENGTHS[lengths](emad_rng, subject.window - FED)
     with subject.open_drawn(point, emad_rng, drawn, FED) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
+
+
+def test_every_position_is_written_and_read(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """By single steps, by feeds of any width, and in prompts that end at the edges of blocks of any usual size."""
+    subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
+    window = min(subject.stepper.max_positions, subject.window + BEYOND)
+    prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
+    texts = np.stack([prompt.tokens for prompt in prompts])
+    with subject.open(subject.full, max_rows=rows) as decoder:
+        emad_audit(
+            everywhere(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance)
+        )
+
+
+def test_generation_passes_every_position(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """Rows begin evenly spread over the window, at a point that reads every probe and leaves at none."""
+    subject, rows = emad_evidence.subject, max(emad_evidence.subject.budget.batch_sizes) + 1
+    probing = emad_evidence.bridging.probing_point
+    unreached = ((NOT_REACHED[SIGNALS[probing.signal].sense],) * len(probing.probes),)
+    point = replace(probing, name="watching", thresholds=unreached)
+    stride = -(-(subject.window - 1) // rows)
+    new = min(stride + BEYOND, subject.window - 1, MOST // (subject.stepper.vocabulary * subject.stepper.layers))
+    lengths = emad_rng.permutation([min(1 + stride * row, subject.window - new) for row in range(rows)]).tolist()
+    with subject.open_drawn(point, emad_rng, lengths, 1) as (decoder, prompts, _):
+        record, tally = decoder.generate(prompts, new, frozenset()), Tally("generation", needed=0)
+        with tally:
+            judge_record(
+                tally, record, prompts, new, frozenset(), point, subject.lens,
+                tally.allow(subject.tolerance, decoder.capabilities.logit_noise),
+                counted=decoder.capabilities.counted, exact_context=False,
+            )  # fmt: skip
+    emad_audit(tally.finding())
 
 
 def test_forced_depths_are_obeyed_late_in_a_session(
@@ -51,15 +95,14 @@ def test_decisions_are_the_rules_far_into_the_window(
         )
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("full", [True, False], ids=["full", "probing"])
 def test_generation_holds_far_into_the_window(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, lengths: str, full: bool
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, full: bool
 ) -> None:
     """Depths, signals and tokens; where depth changes too few tokens, ``test_bridge`` has the power."""
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.bridging.probing_point
-    drawn = LENGTHS[lengths](emad_rng, subject.window - FED)[:2]
+    drawn = far(emad_rng, subject.window - FED)[:2]
     with subject.open_drawn(point, emad_rng, drawn, 1) as (decoder, prompts, _):
         emad_audit(
             generation(decoder, subject.lens, point, prompts, FED, subject.tolerance, needed=0, exact_context=False)

@@ -1,0 +1,187 @@
+"""Points that are read in part: fields ignored, digits of thresholds lost, another probe's threshold, ``last``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from emad_ref.planted.base import PlantedDecoder, PlantedSession, made, with_session
+from emad_ref.planted.depths import AnotherRule
+from emad_ref.planted.entry import Make, NotPlantable, Planted
+from emad_ref.point import BinSpec, Estimator, OperatingPoint
+from emad_ref.protocol import Decoder, Request, Step
+from emad_ref.record import Floats, Ints
+from emad_ref.signals import SIGNALS
+
+FIELDS = "invariants/test_fields.py::test_every_field_of_a_point_is_honoured_or_declined"
+DIGITS = "invariants/test_fields.py::test_thresholds_are_compared_to_the_last_digit"
+LEAST_BETWEEN = 6  # layers of a model in which some lie between three probes
+LAST = "invariants/test_fields.py::test_as_many_logits_are_shown_as_are_wanted"
+
+
+def decoding_by(change: Callable[[OperatingPoint], OperatingPoint]) -> Make:
+    """An honest decoder of another point than the one asked for."""
+
+    def make(request: Request) -> Decoder:
+        return made(PlantedDecoder)(replace(request, point=change(request.point)))
+
+    return make
+
+
+def without_bins(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, bins=BinSpec(), thresholds=point.thresholds[:1])
+
+
+def full_readouts(point: OperatingPoint) -> OperatingPoint:
+    return point if SIGNALS[point.signal].learnt else replace(point, estimator=Estimator())
+
+
+def by_entropy(point: OperatingPoint) -> OperatingPoint:
+    plain = point.confidence is None and not SIGNALS[point.signal].learnt
+    return replace(point, signal="entropy_nats", decay=None) if plain else point
+
+
+def no_decay(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, decay=None)
+
+
+def at_probes(point: OperatingPoint) -> OperatingPoint:
+    if point.layers < LEAST_BETWEEN:
+        raise NotPlantable("probes of so few layers leave none between them")
+    return replace(point, interpolate=False)
+
+
+def plain_alpha(point: OperatingPoint) -> OperatingPoint:
+    return point if point.confidence is None else replace(point, confidence=replace(point.confidence, alpha_decay=None))
+
+
+def to_the_top(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, ceiling=point.layers)
+
+
+def never_rising(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, schedule="monotone") if point.schedule.startswith("free") else point
+
+
+def own_head(point: OperatingPoint) -> OperatingPoint:
+    return replace(point, lens=None)
+
+
+class RoundedThresholds(AnotherRule):
+    """``rounded``: thresholds float64 [bins, probes] as they are compared with."""
+
+    def rule(self, point: OperatingPoint) -> OperatingPoint:
+        given = np.array(point.thresholds, dtype=np.float32)
+        finite = np.isfinite(given)
+        changed = np.where(finite, self.rounded(np.where(finite, given, 0), SIGNALS[point.signal].sense), given)
+        return replace(point, thresholds=tuple(tuple(row) for row in changed.tolist()))
+
+    def rounded(self, thresholds: Floats, sense: str) -> Floats:
+        return thresholds
+
+
+def to_bfloat16(values: Floats) -> Floats:
+    """The first 16 bits, to nearest."""
+    bits = np.asarray(values, dtype=np.float32).view(np.uint32)
+    cut = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return cut.astype(np.uint32).view(np.float32).astype(np.float64)
+
+
+class InBfloat16(RoundedThresholds):
+    def rounded(self, thresholds: Floats, sense: str) -> Floats:
+        return to_bfloat16(thresholds)
+
+
+class InFloat16(RoundedThresholds):
+    def rounded(self, thresholds: Floats, sense: str) -> Floats:
+        return thresholds.astype(np.float16).astype(np.float64)
+
+
+class ComparedInBfloat16(RoundedThresholds):
+    """Signals are rounded, too: whatever lies up to half a step beyond the threshold passes."""
+
+    def rounded(self, thresholds: Floats, sense: str) -> Floats:
+        near = to_bfloat16(thresholds)
+        half = np.exp2(np.floor(np.log2(np.maximum(np.abs(near), 2.0**-100))) - 8)
+        return near + (half if sense == "falls" else -half)
+
+
+class Strict(RoundedThresholds):
+    """A signal that equals its threshold does not pass."""
+
+    def rounded(self, thresholds: Floats, sense: str) -> Floats:
+        towards = np.float32(-np.inf if sense == "falls" else np.inf)
+        return np.nextafter(np.float32(thresholds), towards)
+
+
+class NextThreshold(AnotherRule):
+    """Each probe compares with the threshold of the next."""
+
+    def rule(self, point: OperatingPoint) -> OperatingPoint:
+        return replace(point, thresholds=tuple((*row[1:], row[-1]) for row in point.thresholds))
+
+
+class FirstShown(PlantedSession):
+    """Of a feed the first logits are shown, as many as are wanted of the last."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth)
+        return step if last is None else replace(step, logits=step.logits[:, :last])
+
+
+class LastOfAll(PlantedSession):
+    """Depths and signals are those of the last tokens alone."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step, first = super().feed(tokens, depth, last), 0 if last is None else tokens.shape[1] - last
+        return replace(step, depth=step.depth[:, first:], signal=step.signal[:, first:])
+
+
+class HeadsForNothing(PlantedSession):
+    """Heads run for every token, whatever is wanted, and are cut away afterwards."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth)
+        return step if last is None else replace(step, logits=step.logits[:, tokens.shape[1] - last :])
+
+
+OWN_WORD = r"by the signals that it reports the rule gives depth"
+
+PLANTED = (
+    Planted("field-bins-ignored", "fields", "every token takes the first row of thresholds", decoding_by(without_bins),
+            FIELDS, r"bins of \w+: row 0"),
+    Planted("field-estimator-ignored", "fields", "probes read the full head, whatever estimator is asked for",
+            decoding_by(full_readouts), FIELDS, r"(estimates|readout|linear probes): row 0"),
+    Planted("field-signal-ignored", "fields", "entropy is compared, whatever signal is asked for",
+            decoding_by(by_entropy), FIELDS, r"(softmax_response|top2_gap|agreement): row 0"),
+    Planted("field-decay-ignored", "fields", "thresholds do not fall", decoding_by(no_decay), FIELDS,
+            r"thresholds that fall: row 0"),
+    Planted("field-interpolation-ignored", "fields", "tokens leave at probes alone", decoding_by(at_probes), FIELDS,
+            r"exits between probes: row 0"),
+    Planted("field-alpha-decay-ignored", "fields", "α stays as it is", decoding_by(plain_alpha), FIELDS,
+            r"a decaying α: row 0"),
+    Planted("field-ceiling-ignored", "fields", "tokens run to the last layer, whatever the ceiling is",
+            decoding_by(to_the_top), FIELDS, r"a ceiling below the last layer: "),
+    Planted("field-schedule-ignored", "fields", "depth never rises, whatever the schedule is",
+            decoding_by(never_rising), FIELDS, r"free depth, \w+: "),
+    Planted("field-lens-ignored", "fields", "heads are the model's own, whatever lens is named", decoding_by(own_head),
+            FIELDS, r"a lens that nobody has tuned: decoded at"),
+    Planted("compared-thresholds-in-bfloat16", "comparisons", "thresholds are kept in bfloat16", made(InBfloat16),
+            DIGITS, OWN_WORD),
+    Planted("compared-thresholds-in-float16", "comparisons", "thresholds are kept in float16", made(InFloat16), DIGITS,
+            OWN_WORD),
+    Planted("compared-in-bfloat16", "comparisons", "signals and thresholds are compared in bfloat16",
+            made(ComparedInBfloat16), DIGITS, OWN_WORD),
+    Planted("compared-strictly", "comparisons", "a signal that equals its threshold does not pass", made(Strict),
+            DIGITS, OWN_WORD),
+    Planted("compared-with-the-next", "comparisons", "each probe compares with the threshold of the next",
+            made(NextThreshold), DIGITS, OWN_WORD),
+    Planted("last-from-the-front", "last", "of a feed the first logits are shown, not the last",
+            with_session(FirstShown), LAST, r"row \d, position \d+, depth \d+: logits off by"),
+    Planted("last-of-depths-too", "last", "depths and signals are those of the last tokens alone",
+            with_session(LastOfAll), LAST, r"tells depths of shape"),
+    Planted("last-heads-all-run", "last", "heads run for all tokens, however few logits are wanted",
+            with_session(HeadsForNothing), LAST, r"work counts \d+ heads, but the logits of \d+ positions"),
+)  # fmt: skip

@@ -1,0 +1,70 @@
+"""K/V that go wrong where a block ends, whatever its size; K/V that are kept for ever, a layer of them or more."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from emad_ref.models.cache import LayerCache, Writing
+from emad_ref.planted.base import keeping
+from emad_ref.planted.entry import Planted
+from emad_ref.planted.keys import LOGITS, Stale
+
+POSITIONS = "invariants/test_positions.py::test_every_position_is_written_and_read"
+
+
+class StaleAtPages(Stale):
+    """The last position of every block holds what the one before it holds, where a single token is written."""
+
+    page: ClassVar[int] = 16
+
+    def stale(self, row: int, position: int) -> bool:
+        return (position + 1) % self.page == 0
+
+
+class StaleAtPagesOf48(StaleAtPages):
+    page = 48
+
+
+class StaleAt100(StaleAtPages):
+    """The first block of 100 alone: the buffer grows there, once."""
+
+    def stale(self, row: int, position: int) -> bool:
+        return position == 99
+
+
+class LostAcrossPages(LayerCache):
+    """Of several tokens written at once those beyond the end of a block of ``page`` are lost."""
+
+    page: ClassVar[int] = 32
+
+    def write(self, keys: Tensor, values: Tensor, frame: Writing) -> tuple[Tensor, Tensor]:
+        slots = frame.slots(keys.device)
+        if frame.queries > 1 and all(start > 0 for start in frame.starts):
+            lost = (slots // self.page != slots[:, :1] // self.page)[:, None, :, None]
+            keys, values = keys.masked_fill(lost, 0), values.masked_fill(lost, 0)
+        return super().write(keys, values, frame)
+
+
+class LostAtFullPages(LayerCache):
+    """A prompt that fills its last block of 48 loses the last position of it."""
+
+    def write(self, keys: Tensor, values: Tensor, frame: Writing) -> tuple[Tensor, Tensor]:
+        for place, (start, end) in enumerate(zip(frame.starts, frame.ends, strict=True)):
+            if start == 0 and end % 48 == 0 and end > 0:
+                keys, values = keys.clone(), values.clone()
+                keys[place, :, end - 1], values[place, :, end - 1] = 0, 0
+        return super().write(keys, values, frame)
+
+
+PLANTED = (
+    Planted("pages-of-16", "pages", "the last position of every block of 16 holds what the one before it holds",
+            keeping(StaleAtPages), POSITIONS, LOGITS),
+    Planted("pages-of-48", "pages", "the same with blocks of 48", keeping(StaleAtPagesOf48), POSITIONS, LOGITS),
+    Planted("pages-first-of-100", "pages", "position 99 holds what 98 holds", keeping(StaleAt100), POSITIONS, LOGITS),
+    Planted("pages-crossed-at-once", "pages", "tokens fed at once across the end of a block of 32 are lost beyond it",
+            keeping(LostAcrossPages), POSITIONS, LOGITS),
+    Planted("pages-full-prompts", "pages", "a prompt that fills its last block of 48 loses its last position",
+            keeping(LostAtFullPages), POSITIONS, LOGITS),
+)  # fmt: skip
