@@ -36,3 +36,18 @@ def used_bytes(device: torch.device) -> int:
     if trim is not None:  # glibc alone has it
         trim(0)
     return int(STATM.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def tensor_bytes() -> int:
+    """Bytes of all storages, on any device, of tensors that Python still reaches, garbage that waits included.
+
+    Ask ``used_bytes`` before, which has garbage collected. Each storage counts once, however many tensors are views of
+    it. Tensors that C++ alone holds are not seen.
+    """
+    held: dict[int, int] = {}
+    for each in gc.get_objects():
+        # by its type, not by isinstance: a proxy would be asked for its class, and may load what it stands for
+        if issubclass(type(each), torch.Tensor) and each.layout == torch.strided:
+            storage = each.untyped_storage()
+            held[storage.data_ptr()] = storage.nbytes()
+    return sum(held.values())

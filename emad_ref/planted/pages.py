@@ -7,9 +7,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from emad_ref.models.cache import LayerCache, Writing
-from emad_ref.planted.base import keeping
+from emad_ref.planted.base import PlantedSession, keeping, with_session
 from emad_ref.planted.entry import Planted
 from emad_ref.planted.keys import LOGITS, Stale
+from emad_ref.planted.sessions import MEMORY
+from emad_ref.record import Ints
 
 POSITIONS = "invariants/test_positions.py::test_every_position_is_written_and_read"
 
@@ -58,6 +60,34 @@ class LostAtFullPages(LayerCache):
         return super().write(keys, values, frame)
 
 
+class OneLayerForEver(PlantedSession):
+    """K/V of one layer outlive their session, where ``kept_at`` says; the decoder holds them."""
+
+    def keep_a_layer(self) -> None:
+        vars(self._walker).setdefault("kept", []).extend(
+            entry.clone() for row in range(len(self._trail)) for entry in self._store.cache.layers[0].entries(row)
+        )
+
+
+class KeptAfterClose(OneLayerForEver):
+    def close(self) -> None:
+        self.keep_a_layer()
+        super().close()
+
+
+class KeptAfterDrop(OneLayerForEver):
+    def drop(self, rows: Ints) -> None:
+        self.keep_a_layer()
+        super().drop(rows)
+
+
+class KeptAfterCommit(OneLayerForEver):
+    def commit(self, length: Ints) -> None:
+        if len(self._trail) > 1:
+            self.keep_a_layer()
+        super().commit(length)
+
+
 PLANTED = (
     Planted("pages-of-16", "pages", "the last position of every block of 16 holds what the one before it holds",
             keeping(StaleAtPages), POSITIONS, LOGITS),
@@ -67,4 +97,10 @@ PLANTED = (
             keeping(LostAcrossPages), POSITIONS, LOGITS),
     Planted("pages-full-prompts", "pages", "a prompt that fills its last block of 48 loses its last position",
             keeping(LostAtFullPages), POSITIONS, LOGITS),
+    Planted("memory-of-one-layer", "memory", "K/V of one layer are kept for ever", with_session(KeptAfterClose), MEMORY,
+            r"memory grew by"),
+    Planted("memory-after-drop", "memory", "K/V of one layer are kept after drop", with_session(KeptAfterDrop), MEMORY,
+            r"memory grew by"),
+    Planted("memory-after-commit", "memory", "K/V of one layer are kept after commit", with_session(KeptAfterCommit),
+            MEMORY, r"memory grew by"),
 )  # fmt: skip

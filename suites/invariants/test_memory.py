@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import numpy as np
 import pytest
 
-from emad_ref.audit.memory import memory
+from emad_ref.audit.memory import Reading, memory
 from emad_ref.evidence.gathered import Evidence
-from emad_ref.meters.memory import used_bytes, without_reading
+from emad_ref.meters.memory import tensor_bytes, used_bytes, without_reading
 from pytest_emad.auditing import Auditor
 
 SESSION = 4 * 2**20  # bytes of K/V, at two a number, that a session is to hold
@@ -32,7 +31,10 @@ def test_what_is_closed_or_rolled_back_gives_its_memory_back(
     rounds = max(FEWEST, math.ceil(ENOUGH / (2 * tokens * token)))
     if rounds > MOST:
         pytest.skip(f"not applicable (K/V of {token} bytes a token are too few to be seen in the memory in use)")
+
+    def read() -> Reading:
+        return Reading(used_bytes(subject.stepper.device), tensor_bytes())
+
     prompts, _ = subject.drawn_rows(emad_rng, [tokens // rows] * rows, 1)
     with subject.open(subject.full, max_rows=rows) as decoder:
-        read = partial(used_bytes, subject.stepper.device)
-        emad_audit(memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, read))
+        emad_audit(memory(decoder, prompts, rounds, math.ceil(FED / token / rows), token, geometry.layers, read))
