@@ -149,3 +149,22 @@ class Record:
     stop: list[StopReason]
     work: dict[int, Work] | None = None
     prompt_work: dict[int, Work] | None = field(default=None)
+
+    def copied(self) -> Record:
+        """The same in plain arrays of its own: nothing that is computed when it is read, or changed by others later.
+
+        Every column is read, of whatever class this record is.
+        """
+        tokens = Tokens(*(np.array(getattr(self.tokens, f.name)) for f in fields(Tokens)))
+        emitted: list[Ints] = [np.array(each) for each in self.emitted]
+        works = (_copied(self.work), _copied(self.prompt_work))
+        return Record(tokens, np.array(self.signal), emitted, list(self.stop), *works)
+
+
+def _copied(works: dict[int, Work] | None) -> dict[int, Work] | None:
+    if works is None:
+        return None
+    return {
+        model: Work(*(np.array(part) if np.ndim(part := getattr(work, f.name)) else int(part) for f in fields(Work)))
+        for model, work in works.items()
+    }

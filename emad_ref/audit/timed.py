@@ -6,6 +6,7 @@ clock ran, and nothing is decoded anew:
 lengths  each row of every request holds as many new tokens as were asked for
 tokens   of the requests at hand (a random subset): each is the argmax at the depth claimed for it, the depths are the
          rule's, the work is what they imply (``generation``)
+work     an arm is no faster than the same decoder at full depth by more than the work it left out explains
 others   arms that keep no record, such as the model's ``generate``, are taken at full depth
 
 Ties are counted and excused, however many: a few hundred tokens cannot show a share of 1 % (METHODS, "Tolerances"). The
@@ -26,9 +27,15 @@ from emad_ref.audit.lens import Lens
 from emad_ref.audit.trajectory import Trajectory, hold_against, judge_tokens
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Prompt
-from emad_ref.record import Ints, Record
+from emad_ref.record import Floats, Ints, Record
 
 CHECK = "timed"
+FULL = "full"  # the arm of full depth, by the decoder under test
+# How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
+# not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
+# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their weights
+# and of K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
+UNEXPLAINED = 1.5
 
 Emitted = Sequence[Ints]  # [rows] of new tokens
 
@@ -57,6 +64,28 @@ def lengths(emitted: Mapping[str, Sequence[Emitted]], rows: int, new: int) -> Fi
                 )
                 tally.n += sum(found)
     return tally.finding()
+
+
+def no_faster_than_work(
+    arm: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
+) -> Finding:
+    """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``FULL`` than its work is less.
+
+    Args:
+        seconds: arm → [pairs], of one decoder; the median ratio over pairs counts, which a pause of the machine in one
+            of them does not move.
+        executed: arm → [pairs, kinds] work of each kind, NaN where it cannot be told.
+    """
+    pairs = len(seconds[arm])
+    ratios = executed[FULL].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
+    if not np.isfinite(ratios).all():
+        return Finding(CHECK, True, f"{arm}: what it ran says nothing of time", pairs, 0)
+    faster, explained = float(np.median(seconds[FULL] / seconds[arm])), max(1.0, float(ratios.max()))
+    said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}× less"
+    if faster > UNEXPLAINED * explained:
+        complaint = f"{said}, which explains at most {UNEXPLAINED * explained:.2f}×: full depth is slowed, or work ran unsaid"
+        return Finding(CHECK, False, complaint, pairs, 0)
+    return Finding(CHECK, True, said, pairs, 0)
 
 
 def requests(

@@ -100,7 +100,7 @@ class Fresh:
             return Share(subject.name, subject.fingerprint, subject.study, racing, shape, attached, dealt)
 
         parts = self.shared(subject.budget.pairs, share, partial(stopwatch.expected_s, drawn))
-        return {rows: joined([part[rows] for part in parts]) for rows in drawn}
+        return {rows: joined([part[rows] for part in parts]).looked_at_afterwards(rows) for rows in drawn}
 
     def shared(self, pairs: int, share: Callable[[int, Ints], Task], expected_s: Callable[[int], float]) -> list[Any]:
         """What each process brings back of its ``share(number, pairs)``, in their order.
@@ -120,7 +120,9 @@ class Fresh:
 def share_of(drawn: Drawn, pairs: Ints, number: int) -> Drawn:
     """``pairs`` of all that is drawn, behind the same warm-up, in an order of arms that ``number`` draws."""
     batches = [*drawn.batches[:WARM_UP], *(drawn.batches[WARM_UP + pair] for pair in pairs)]
-    audited = [place for place, pair in enumerate(pairs) if pair in drawn.audited]
+    audited = None
+    if drawn.audited is not None:
+        audited = [place for place, pair in enumerate(pairs) if pair in drawn.audited]
     return replace(drawn, batches=batches, audited=audited, seed=(*drawn.seed, number))
 
 
@@ -156,4 +158,6 @@ def joined(parts: Sequence[Requests]) -> Requests:
         [start + pair for start, part in zip(starts, parts, strict=True) for pair in part.audited],
         np.repeat(np.arange(len(parts)), counts),
         columns([part.opening for part in parts]),
+        columns([part.executed for part in parts]),
+        parts[0].entropy,
     )

@@ -13,6 +13,7 @@ baselines that were not compiled, and says so.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
@@ -25,7 +26,7 @@ import torch
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.lens import read_from_logits
-from emad_ref.audit.timed import TimedRequest, lengths, requests
+from emad_ref.audit.timed import FULL, TimedRequest, lengths, no_faster_than_work, requests
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.apart import OPENED, each_apart, first_tokens, held_bytes, sentence
@@ -36,7 +37,7 @@ from emad_ref.meters.clock import Timings, paired, smallest_decidable_speedup
 from emad_ref.meters.flops import flops
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
-from emad_ref.record import PROMPT, Floats, Ints, Record
+from emad_ref.record import DECODE, PROMPT, Floats, Ints, Record
 from emad_ref.verdict.legs import LEVEL
 from emad_ref.verdict.times import BLOCKS, PLANNED_INFLATION, total_ratio
 from emad_ref.verdict.units import ByPair
@@ -45,8 +46,9 @@ COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
 WARM_UP = 2  # pairs that are not counted
-FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
+ADAPTIVE, GENERATE, COMPILED = "adaptive", "generate", "compiled"
 MADE_UP = ("copying", "translated")  # schedules whose states above an exit are not the model's own
+ENTROPY_BITS = 64  # of the seed that says, once the clock has stopped, what is looked at
 AUDITED_ROWS = 4  # of the timed requests of a batch size, looked at after the clock
 
 Done = Record | Ints  # what an arm made of a request: its record, or the tokens [rows, new] of one that keeps none
@@ -56,11 +58,12 @@ Done = Record | Ints  # what an arm made of a request: its record, or the tokens
 class Drawn:
     """Requests before they are timed: ``batches`` [warm-up + pairs] of [rows] prompts; ``seed`` of the order of arms.
 
-    ``audited``: pairs, warm-up not counted, of which all is kept that the arms make of them.
+    ``audited``: pairs, warm-up not counted, of which all is kept that the arms make of them; None: a few, which are
+    drawn once the clock has stopped, so that nothing in the process knows them while it runs.
     """
 
     batches: Sequence[Sequence[Prompt]]
-    audited: Collection[int]
+    audited: Collection[int] | None
     seed: tuple[int, ...]
 
 
@@ -72,6 +75,8 @@ class Requests:
     ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
     ``process``  int64 [pairs]: in which process each was timed; None: all in this one.
     ``opening``  decoder's arm → seconds to the first new token, of a few pairs (``apart``).
+    ``executed`` arm that keeps records → float64 [pairs, 2]: blocks run for its tokens, and keys that these met.
+    ``entropy``  drawn after the last request: the seed of what is looked at; None: ``audited`` was asked for.
     """
 
     timings: Timings
@@ -80,6 +85,18 @@ class Requests:
     audited: Collection[int]
     process: Ints | None = None
     opening: Mapping[str, Floats] = field(default_factory=dict)
+    executed: Mapping[str, Floats] = field(default_factory=dict)
+    entropy: int | None = None
+
+    def looked_at_afterwards(self, rows: int) -> Requests:
+        """As it is, but of ``audited`` only as many as are looked at of so many rows, drawn now.
+
+        Processes that timed a share each kept some of their own.
+        """
+        if self.entropy is None:
+            return self
+        entropy = secrets.randbits(ENTROPY_BITS)
+        return replace(self, audited=drawn_afterwards(entropy, rows, self.audited), entropy=entropy)
 
     @property
     def seconds(self) -> dict[str, Floats]:
@@ -244,34 +261,30 @@ class Stopwatch:
             arms[COMPILED] = lambda prompts: subject.own_greedy(prompts, new, compiled=True)
         return arms
 
-    def _looked_at(self, rows: int, pairs: int) -> list[int]:
-        """Of ``pairs`` of so many rows those looked at after the clock: a random few."""
-        most = min(pairs, max(1, AUDITED_ROWS // rows))
-        return sorted(np.random.default_rng([self._subject.seed, rows]).choice(pairs, most, replace=False).tolist())
-
     def _open(self, stack: ExitStack, points: Mapping[str, OperatingPoint], rows: int) -> dict[str, Decoder]:
         return {name: stack.enter_context(self._subject.open(point, max_rows=rows)) for name, point in points.items()}
 
     def drawn(self, rows: int, pairs: int | None = None, audited: Collection[int] | None = None) -> Drawn:
         """Fresh prompts for every pair and the warm-up, as the seed has them.
 
-        ``pairs``: the budget's by default. ``audited``: those of which all is kept; a random few by default.
+        ``pairs``: the budget's by default. ``audited``: those of which all is kept; by default a few, drawn afterwards.
         """
         length, pairs = self.request_shape[0], pairs or self._subject.budget.pairs
         prompts = self._subject.prompts(rows * (pairs + WARM_UP), length)
         batches = [prompts[first : first + rows] for first in range(0, len(prompts), rows)]
-        looked_at = self._looked_at(rows, pairs) if audited is None else audited
-        return Drawn(batches, looked_at, (self._subject.seed,))
+        return Drawn(batches, audited, (self._subject.seed,))
 
     def clocked(self, arms: Mapping[str, Callable[[list[Prompt]], Done]], drawn: Drawn, clocked: Decoder) -> Requests:
-        """Every arm on what is ``drawn``, in this process."""
+        """Every arm on what is ``drawn``, in this process.
+
+        What a decoder returns is read to the last column while the clock runs, and kept in arrays of our own.
+        """
         done: dict[str, list[Any]] = {name: [] for name in arms}
-        counted = {WARM_UP + pair for pair in drawn.audited}
 
         def timed_arm(name: str) -> Callable[[int], None]:
             def run(pair: int) -> None:
                 found = arms[name](list(drawn.batches[pair]))
-                done[name].append(found if pair in counted else _emitted(found))
+                done[name].append(Record.copied(found) if isinstance(found, Record) else np.array(found))
 
             return run
 
@@ -282,8 +295,20 @@ class Stopwatch:
             warm_up=WARM_UP,
             synchronize=clocked.synchronize,
         )
-        kept = {name: found[WARM_UP:] for name, found in done.items()}
-        return Requests(timings, drawn.batches[WARM_UP:], kept, drawn.audited)
+        pairs, rows = len(drawn.batches) - WARM_UP, len(drawn.batches[0])
+        entropy = secrets.randbits(ENTROPY_BITS) if drawn.audited is None else None
+        audited = drawn.audited if entropy is None else drawn_afterwards(entropy, rows, range(pairs))
+        assert audited is not None, "either asked for, or drawn"
+        each = {name: found[WARM_UP:] for name, found in done.items()}
+        kept = {
+            name: [one if pair in audited else _emitted(one) for pair, one in enumerate(found)]
+            for name, found in each.items()
+        }
+        executed = {name: np.array([_executed(one) for one in found]) for name, found in each.items()
+                    if all(isinstance(one, Record) for one in found)}  # fmt: skip
+        return Requests(
+            timings, drawn.batches[WARM_UP:], kept, audited, executed=executed, entropy=entropy
+        )
 
     # ------------------------------------------------------------ after the clock
 
@@ -335,9 +360,15 @@ class Stopwatch:
         tolerance = {arm: noisy if arm in points else subject.tolerance for arm in timed.done}
         looked_at = None
         if rows > AUDITED_ROWS and read_from_logits(point):
-            looked_at = np.random.default_rng([subject.seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
+            seed = subject.seed if timed.entropy is None else timed.entropy
+            looked_at = np.random.default_rng([seed, rows]).choice(rows, AUDITED_ROWS, False).tolist()
         chosen = [_audited(timed, pair, points) for pair in timed.audited]
-        return requests(chosen, points, new, subject.lens, tolerance, counted=capabilities.counted, rows=looked_at)
+        found = requests(chosen, points, new, subject.lens, tolerance, counted=capabilities.counted, rows=looked_at)
+        for arm in (arm for arm in timed.executed if arm != FULL and FULL in timed.executed):
+            if found.passed is not False:
+                fast = no_faster_than_work(arm, rows, timed.seconds, timed.executed)
+                found = fast if fast.passed is False else found
+        return found
 
     # ------------------------------------------------------------ what reports say
 
@@ -380,6 +411,8 @@ class Stopwatch:
         for rows, timed in self.timed(point).items():
             above, below = timed.decidable(threshold, legs)
             said.append(f"batch {rows}: survives from {above:.3f}×, falsified up to {below:.3f}×")
+        seeds = [f"{timed.entropy:#x}" for timed in self.timed(point).values() if timed.entropy is not None]
+        said += [f"pairs looked at afterwards were drawn by {', '.join(seeds)}"] if seeds else []
         compiled = f"; compiled in {self._compiled_in:.3g} s, outside the clock"
         if self.without_compiled:
             compiled = f"; compiled baseline not run: {self.without_compiled}"
@@ -460,6 +493,24 @@ def affordable(
     expected = pairs * arms * (sum(batch_sizes) * prefill + len(batch_sizes) * new * step)
     share = min(1.0, TIMING_SECONDS / expected)
     return max(min(prompt, FEWEST_PROMPT), int(prompt * share)), max(min(new, FEWEST_NEW), int(new * share))
+
+
+def drawn_afterwards(entropy: int, rows: int, pairs: Collection[int]) -> list[int]:
+    """Of ``pairs`` of so many rows those looked at, drawn by ``entropy``: as many as have ``AUDITED_ROWS`` rows."""
+    most = min(len(pairs), max(1, AUDITED_ROWS // rows))
+    return sorted(np.random.default_rng([entropy, rows]).choice(list(pairs), most, replace=False).tolist())
+
+
+def _executed(done: Done) -> tuple[float, float]:
+    """(blocks run for the tokens of a record, keys that these met), as its depths have them; NaN of drafted ones.
+
+    Tokens that are drafted and verified run several at once: their number says nothing of time.
+    """
+    assert isinstance(done, Record), "only of arms that keep records"
+    tokens = done.tokens
+    if not np.isin(tokens.phase, (PROMPT, DECODE)).all():
+        return np.nan, np.nan
+    return float(tokens.depth.sum()), float((tokens.depth * (tokens.position + 1)).sum())
 
 
 def _decoding(decoder: Decoder, new: int) -> Callable[[list[Prompt]], Done]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -104,6 +105,33 @@ class OneShortWhereTimed(PlantedDecoder):
         return super().generate(prompts, max_new - (long and max_new > 1), stop)
 
 
+class SlowAtFullDepth(PlantedDecoder):
+    """Of long prompts full depth takes ten times as long as it needs."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        began = time.perf_counter()
+        found = super().generate(prompts, max_new, stop)
+        if self.point.fixed and all(len(prompt.tokens) >= LONG for prompt in prompts):
+            time.sleep(9 * (time.perf_counter() - began))
+        return found
+
+
+class HonestWhereLookedAt(PlantedDecoder):
+    """Emits a token over and over in every timed request but those that the run's seed would have looked at."""
+
+    timed = 0
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        if self.point.fixed or any(len(prompt.tokens) < LONG for prompt in prompts):
+            return super().generate(prompts, max_new, stop)
+        self.timed += 1
+        guessed = np.random.default_rng([self.seed, len(prompts)]).choice(30, max(1, 4 // len(prompts)), replace=False)
+        if self.timed - 3 in guessed:  # two of warm-up
+            return super().generate(prompts, max_new, stop)
+        brief = super().generate([replace(prompt, tokens=prompt.tokens[-1:]) for prompt in prompts], 1, stop)
+        return claimed(brief, prompts, [np.repeat(tokens, max_new) for tokens in brief.emitted], max_new)
+
+
 def claimed(found: Record, prompts: Sequence[Prompt], emitted: list[Ints], max_new: int) -> Record:
     """A record of ``prompts`` that ``emitted`` followed, each token at the depth of the first one of ``found``."""
     rows: list[tuple[int, ...]] = []
@@ -146,4 +174,8 @@ PLANTED = (
             TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
     Planted("timed-short", "timed", "of timed prompts one token less than asked for is emitted",
             made(OneShortWhereTimed), TIMED, r"new tokens, but \d+ in each of", case="EMAD-F2"),
+    Planted("timed-slow-at-full-depth", "timed", "full depth is slowed where it is timed", made(SlowAtFullDepth), TIMED,
+            r"as fast as full depth by the same decoder; its work is .* explains at most", case="EMAD-F2"),
+    Planted("timed-honest-where-expected", "timed", "all timed requests but those that the seed would look at are made up",
+            made(HonestWhereLookedAt), TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
 )  # fmt: skip

@@ -10,22 +10,28 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.host import Host
+from emad_ref.evidence.stopwatch import ADAPTIVE, FULL, WARM_UP, drawn_afterwards
 from emad_ref.evidence.study import BUDGETS, Study
 from emad_ref.evidence.subject import open_model
 from emad_ref.models.loading import Loaded
+from emad_ref.planted.base import PlantedDecoder, PlantedSession, made, with_session
 from emad_ref.planted.catalogue import CATALOGUE
 from emad_ref.planted.entry import Make, NotPlantable
+from emad_ref.protocol import Prompt, Step, Unsupported
+from emad_ref.record import Ints, Record
 from pytest_emad.auditing import Auditor
 
 STUDY = Study(corpus="world:premise")
@@ -95,7 +101,10 @@ def test_a_planted_defect_is_named(loaded: Loaded, known: dict[str, Any], defect
     assert any(re.search(planted.says, complaint) for complaint in said), said
 
 
-@pytest.mark.parametrize(("name", "passed"), [("timed-one-token", False), ("timed-short", False), ("honest", True)])
+TIMED = [name for name, planted in CATALOGUE.items() if planted.kind == "timed"]
+
+
+@pytest.mark.parametrize(("name", "passed"), [*((name, False) for name in TIMED), ("honest", True)])
 @pytest.mark.parametrize("rows", STUDY.budget.batch_sizes)
 def test_what_is_timed_is_looked_at_afterwards(
     loaded: Loaded, known: dict[str, Any], name: str, rows: int, passed: bool
@@ -107,3 +116,87 @@ def test_what_is_timed_is_looked_at_afterwards(
     assert finding.passed is passed, finding.detail
     if not passed:
         assert re.search(CATALOGUE[name].says, finding.detail)
+
+
+# ---------------------------------------------------------------- records that are not there yet, steps that are declined
+
+
+@dataclass(frozen=True)
+class LateRecord(Record):
+    """It is made when a column of it is first read."""
+
+    making: Callable[[], Record] | None = None
+
+    def __getattribute__(self, name: str) -> Any:
+        making = object.__getattribute__(self, "making")
+        return getattr(making(), name) if name in COLUMNS else object.__getattribute__(self, name)
+
+
+COLUMNS = {field.name for field in fields(Record)}
+
+
+class DecodesWhenRead(PlantedDecoder):
+    """``generate`` returns at once; ``spent``: seconds of decoding, request by request."""
+
+    spent: ClassVar[list[float]] = []
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        @cache
+        def making() -> Record:
+            began = time.perf_counter()
+            found = super(DecodesWhenRead, self).generate(prompts, max_new, stop)
+            self.spent.append(time.perf_counter() - began)
+            return found
+
+        nothing: list[Any] = [None] * len(COLUMNS)
+        return LateRecord(*nothing, making=making)
+
+
+def test_a_record_that_is_decoded_when_it_is_read_wins_no_time(loaded: Loaded, known: dict[str, Any]) -> None:
+    stopwatch = judged(loaded, known, made(DecodesWhenRead), FEW_PAIRS).stopwatch
+    stopwatch.__dict__["request_shape"] = STUDY.budget.prompt_tokens, STUDY.budget.new_tokens
+    drawn = stopwatch.drawn(1)
+    timed = stopwatch.race(known["probing_point"], 1, drawn)
+    decoded = DecodesWhenRead.spent[: 2 * len(drawn.batches)][2 * WARM_UP :]  # in turns: full depth and the point
+    assert sum(timed.seconds[FULL]) + sum(timed.seconds[ADAPTIVE]) >= sum(decoded)
+    kept = timed.done[ADAPTIVE][next(iter(timed.audited))]
+    assert type(kept) is Record, "arrays of the judge's own"
+
+
+def test_what_is_looked_at_is_drawn_after_the_last_request(loaded: Loaded, known: dict[str, Any]) -> None:
+    """By the entropy that the report names, which draws the same again."""
+    study = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=12))
+    stopwatch = judged(loaded, known, HONEST, study).stopwatch
+    stopwatch.__dict__["request_shape"] = 8, 2
+    assert stopwatch.drawn(1).audited is None, "nothing is known before"
+    found = [stopwatch.race(known["probing_point"], 1, stopwatch.drawn(1)) for _ in range(4)]
+    assert len({timed.entropy for timed in found}) == 4
+    assert len({tuple(timed.audited) for timed in found}) > 1
+    for timed in found:
+        assert timed.entropy is not None
+        assert timed.audited == drawn_afterwards(timed.entropy, 1, range(12))
+    stopwatch._timed[known["probing_point"]] = {1: found[0]}
+    assert f"{found[0].entropy:#x}" in stopwatch.note(known["probing_point"], 1.0, 1)
+
+
+class DeclinesToFeed(PlantedSession):
+    asked: ClassVar[int] = 0
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        type(self).asked += 1
+        raise Unsupported("no feeding")
+
+
+@pytest.mark.parametrize("test", ["test_session_machine", "test_kv_consistency"])
+def test_a_step_that_is_declined_ends_the_search_at_once(loaded: Loaded, known: dict[str, Any], test: str) -> None:
+    evidence, DeclinesToFeed.asked = judged(loaded, known, with_session(DeclinesToFeed)), 0
+    module = importlib.import_module(f"suites.invariants.{test}")
+    with pytest.raises(Unsupported, match="no feeding"):
+        if test == "test_session_machine":
+            settings: Any = SimpleNamespace(budget=STUDY.budget)
+            module.test_session_survives_any_order_of_operations(evidence, settings)
+        else:
+            module.test_logits_at_any_admissible_depth_are_the_full_models(
+                evidence, lambda claim, question: question.answer(evidence, None)
+            )
+    assert DeclinesToFeed.asked == 1
