@@ -7,9 +7,13 @@ Imports Hypothesis, so only runs of our suites import this module.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from hypothesis import Phase, settings
 
 from emad_ref.evidence.study import Budget
+from emad_ref.protocol import Unsupported
 
 PROFILE = "emad"
 BUILT_IN = ("default", "ci")  # profiles that Hypothesis itself puts in force
@@ -32,6 +36,35 @@ def property_settings(budget: Budget, steps: int = STEPS) -> settings:
         database=None,
         print_blob=True,
     )
+
+
+class Declined(BaseException):
+    """A decoder's ``refusal``, as no ``Exception``: Hypothesis lets it through at once.
+
+    Any other it takes for a counterexample, looks for a smaller one, and has the decoder decline again and again.
+    """
+
+    def __init__(self, refusal: Unsupported):
+        super().__init__(str(refusal))
+        self.refusal = refusal
+
+
+@contextmanager
+def ending_the_search() -> Iterator[None]:
+    """Around one step of a property: what the decoder declines ends all examples."""
+    try:
+        yield
+    except Unsupported as refusal:
+        raise Declined(refusal) from refusal
+
+
+@contextmanager
+def declined_at_once() -> Iterator[None]:
+    """Around the whole property. Raises Unsupported, where a step was declined."""
+    try:
+        yield
+    except Declined as declined:
+        raise declined.refusal from None
 
 
 def weaker_profile(budget: Budget) -> str | None:

@@ -2,8 +2,8 @@
 
 The decoder's own word is held against itself, so that no tolerance is needed: from the signals that it reports, and the
 thresholds that it was given, follow the depths that it may take. First it reads all signals of some prompts under
-thresholds that nothing passes. Then thresholds are put where a careless comparison errs, at each probe near the row that
-comes nearest to firing:
+thresholds that nothing passes. Then thresholds are put where a careless comparison errs, at each probe near the row
+that comes nearest to firing:
 
 below  the threshold lies a little beyond the signal: rounded to fewer digits the two are equal, and the token stops
 equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)

@@ -19,9 +19,7 @@ CHECK = "counters"
 FULL, EXITING = "at full depth", "at a point with exits"
 
 
-def counters(
-    full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int
-) -> Finding:
+def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints, new: int, source: int) -> Finding:
     """Compare what both count of ``prompt`` followed by ``continuation`` int64 [n], and of ``new`` tokens generated.
 
     ``source``: tokens that an encoder-decoder reads beside the prompt; 0: the model has no encoder.
@@ -32,7 +30,8 @@ def counters(
     with tally:
         fed = {name: _fed(each, prompt, continuation) for name, each in ((FULL, full), (EXITING, exiting))}
         made = {name: _generated(each, prompt, new) for name, each in ((FULL, full), (EXITING, exiting))}
-        for how, works, steps in ((f"fed {len(continuation)}", fed, len(continuation) + 1), (f"generated {new}", made, new)):
+        ways = (f"fed {len(continuation)}", fed, len(continuation) + 1), (f"generated {new}", made, new)
+        for how, works, steps in ways:
             for name, work in works.items():
                 _judge_source(tally, f"{how} tokens {name}", work, source)
             one, other = works[FULL], works[EXITING]
@@ -77,5 +76,5 @@ def _judge_source(tally: Tally, what: str, work: Work, source: int) -> None:
         ("cross_context", work.cross_context, work.tokens * source, work.tokens * source),
     ):
         holds = bool(np.all((counted >= least) & (counted <= most)))
-        told = np.asarray(counted).tolist()
-        tally.require(holds, f"{what}: work.{name} counts {told}, but a source of {source} tokens implies {np.asarray(most).tolist()}")
+        told, expected = np.asarray(counted).tolist(), np.asarray(most).tolist()
+        tally.require(holds, f"{what}: work.{name} counts {told}, but a source of {source} tokens implies {expected}")

@@ -16,9 +16,9 @@ Where nothing can exit below the ceiling, the whole prompt may run in one forwar
 
 Under ``free_eager`` layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
 
-What is counted too high is as wrong: whoever saves of it, saves more. Of several rows no block runs for more tokens than
-if all of them, padded to a power of two, went as far as the deepest at every step. A query
-meets no more keys than a buffer holds that grows by doubling, or one of constant size, and no more than below it.
+What is counted too high is as wrong: whoever saves of it, saves more. Of several rows no block runs for more tokens
+than if all of them, padded to a power of two, went as far as the deepest at every step. A query meets no more keys than
+a buffer holds that grows by doubling, or one of constant size; and no layer meets more than the one below it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from emad_ref.audit.finding import Tally
 from emad_ref.audit.lens import Readouts
 from emad_ref.audit.trajectory import Trajectory
 from emad_ref.point import OperatingPoint
-from emad_ref.record import READOUTS, Bools, Work
+from emad_ref.record import READOUTS, Bools, Ints, Work
 
 FULL = READOUTS.index("full")
 BUFFER = 256  # keys that a query may meet in a padded buffer, however short its row is
@@ -116,7 +116,13 @@ def judge_ledger(
 
 
 def _judge_most(
-    tally: Tally, who: str, work: Work, covered: Ints, trajectories: list[Trajectory], least: Work, point: OperatingPoint
+    tally: Tally,
+    who: str,
+    work: Work,
+    covered: Ints,
+    trajectories: list[Trajectory],
+    least: Work,
+    point: OperatingPoint,
 ) -> None:
     """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
     slots = 1 << (len(trajectories) - 1).bit_length()
@@ -125,12 +131,12 @@ def _judge_most(
     for each in trajectories:
         deepest[: len(each.depth)] = np.maximum(deepest[: len(each.depth)], each.depth)
     layers = np.arange(1, point.layers + 1)
-    ran = (deepest[:, None] >= layers).sum(axis=0) if point.schedule != "free_eager" else steps * (layers <= point.ceiling)
-    most = slots * (longest * (layers <= point.ceiling) + ran)
+    below, ran = layers <= point.ceiling, (deepest[:, None] >= layers).sum(axis=0)
+    most = slots * (longest * below + (steps * below if point.schedule == "free_eager" else ran))
     keys = most_keys(max(each.first + len(each.depth) for each in trajectories))
     for name, counted, bound in (
         ("tokens", covered, most),
-        ("readout_rows", work.readout_rows[FULL], slots * (steps * (layers <= point.ceiling))),
+        ("readout_rows", work.readout_rows[FULL], slots * steps * below),
         *((f"readout_rows of {kind}", work.readout_rows[i], slots * least.readout_rows[i])
           for i, kind in enumerate(READOUTS) if i != FULL),
         *((f"readout_macs of {kind}", work.readout_macs[i], slots * least.readout_macs[i])

@@ -7,8 +7,8 @@ K/V would take if it were kept is known from the model's sizes, counted at two b
 in use   memory of the process or device: whoever holds it. Growth by half of all K/V is too much to be anything else
 tensors  what tensors that Python still reaches hold, to the byte: growth by an eighth of *one layer's* K/V is too much
 
-Tokens that a session still holds are its own affair: ``commit`` and ``drop`` allow it to free K/V, and do not ask for it
-before ``close``. K/V of one layer that no tensor of this process holds are not seen (docs/trust.md).
+Tokens that a session still holds are its own affair: ``commit`` and ``drop`` allow it to free K/V, and do not ask for
+it before ``close``. K/V of one layer that no tensor of this process holds are not seen (docs/trust.md).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from emad_ref.protocol import Decoder, Prompt
 CHECK = "memory"
 WARM_UP = 2  # sessions before memory is first read: buffers that belong to the decoder are made by then
 OPENING, WIDEST = 8, 32  # tokens of the long session's prompts, and of one of its feeds
-OF_A_LAYER = 8  # part of one layer's K/V by which tensors may grow: they are read to the byte, and half of all sessions drop
+OF_A_LAYER = 8  # a part of one layer's K/V by which tensors may grow: they are read to the byte
 MB = 2**20
 
 
@@ -106,8 +106,9 @@ def _require_bounded(tally: Tally, grown: Reading, kept: int, layers: int, when:
     tally.notes.append(f"grown by {grown.in_use / MB:.1f} MB, tensors by {grown.tensors / MB:.1f} MB {when}")
     said = f"memory grew by {grown.in_use // MB} MB {when}; their K/V take {kept // MB} MB at two bytes a number"
     tally.require(grown.in_use <= kept / 2, said)
+    layer = kept / layers
     said = (
-        f"memory grew by {grown.tensors / MB:.1f} MB {when}: tensors that are still reached hold so much more; K/V of one "
-        f"of {layers} layers take {kept / layers / MB:.1f} MB"
+        f"memory grew by {grown.tensors / MB:.1f} MB {when}: so much more is in tensors that are still reached; K/V of "
+        f"one of {layers} layers take {layer / MB:.1f} MB"
     )
-    tally.require(grown.tensors <= kept / layers / OF_A_LAYER, said)
+    tally.require(grown.tensors <= layer / OF_A_LAYER, said)

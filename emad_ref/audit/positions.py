@@ -21,7 +21,21 @@ from emad_ref.protocol import Decoder, Prompt, Step
 from emad_ref.record import Floats, Ints
 
 CHECK = "positions"
-SIZES = (16, 32, 48, 64, 96, 100, 128, 192, 200, 256, 384, 500, 512)  # of blocks, pages and buffers as engines have them
+SIZES = (
+    16,
+    32,
+    48,
+    64,
+    96,
+    100,
+    128,
+    192,
+    200,
+    256,
+    384,
+    500,
+    512,
+)  # of blocks, pages and buffers as engines have them
 OVERLAP = 4  # steps that read what the last of a row's own wrote
 AFTER = 2  # tokens fed after a prompt that ends at an edge
 WIDEST = 64  # tokens of a feed at most
@@ -108,9 +122,7 @@ def _of(step: Step, rows: Sequence[int], first: Ints) -> Iterator[Said]:
         yield int(row), int(first[index]), np.array(step.logits[index], dtype=np.float32)
 
 
-def _judge(
-    tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float
-) -> None:
+def _judge(tally: Tally, row: int, first: int, logits: Floats, right: Floats, depth: int, tolerance: float) -> None:
     wanted = right[first : first + len(logits)]
     tally.require(
         logits.shape == wanted.shape,

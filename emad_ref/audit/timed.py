@@ -33,8 +33,8 @@ CHECK = "timed"
 FULL = "full"  # the arm of full depth, by the decoder under test
 # How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
 # not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
-# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their weights
-# and of K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
+# non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
+# weights and K/V in caches, which makes what is left faster, too: half as fast again is room for that, and for noise.
 UNEXPLAINED = 1.5
 
 Emitted = Sequence[Ints]  # [rows] of new tokens
@@ -66,9 +66,7 @@ def lengths(emitted: Mapping[str, Sequence[Emitted]], rows: int, new: int) -> Fi
     return tally.finding()
 
 
-def no_faster_than_work(
-    arm: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
-) -> Finding:
+def no_faster_than_work(arm: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]) -> Finding:
     """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``FULL`` than its work is less.
 
     Args:
@@ -81,11 +79,12 @@ def no_faster_than_work(
     if not np.isfinite(ratios).all():
         return Finding(CHECK, True, f"{arm}: what it ran says nothing of time", pairs, 0)
     faster, explained = float(np.median(seconds[FULL] / seconds[arm])), max(1.0, float(ratios.max()))
-    said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}× less"
-    if faster > UNEXPLAINED * explained:
-        complaint = f"{said}, which explains at most {UNEXPLAINED * explained:.2f}×: full depth is slowed, or work ran unsaid"
+    said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}×"
+    most = UNEXPLAINED * explained
+    if faster > most:
+        complaint = f"{said} less, which explains at most {most:.2f}×: full depth is slowed, or work ran unsaid"
         return Finding(CHECK, False, complaint, pairs, 0)
-    return Finding(CHECK, True, said, pairs, 0)
+    return Finding(CHECK, True, f"{said} less", pairs, 0)
 
 
 def requests(

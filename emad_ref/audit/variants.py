@@ -19,7 +19,6 @@ from emad_ref.point import BinSpec, Confidence, Estimator, OperatingPoint
 from emad_ref.signals import SIGNALS, layers_read
 
 MOST_PROBES = 5
-PREFIX = 4  # a probe of every other layer leaves layers between; a model has at least so many for a point of its own
 NOBODY = "0" * 16  # the digest of something that nobody has fitted
 
 # fields that decide nothing, and why no audit can tell whether they are read
@@ -84,6 +83,15 @@ def confident(signal: str, minimum: int = 2, **parameters: Any) -> Making:
         return plain(sizes, probes, signal=signal, confidence=Confidence(minimum, **given))
 
     return make
+
+
+def by_signal(name: str) -> Making:
+    return lambda sizes, rng: plain(sizes, signal=name)
+
+
+def shrinking(sizes: Sizes) -> float:
+    """A share that leaves four tokens where a readout is sure."""
+    return max(0.0, 1 - 4 / sizes.vocabulary)
 
 
 def estimated(**change: Any) -> Making:
@@ -151,13 +159,14 @@ def earlier(point: OperatingPoint) -> OperatingPoint:
     assert point.confidence is not None, "made with one"
     minimum = SIGNALS[point.signal].needs.least
     probes = layers_read(point.signal, minimum, point.ceiling)
-    level = next(each for each in reversed(point.thresholds[0]) if not math.isinf(each) or each == point.thresholds[0][-1])
+    level = point.thresholds[0][-1]
     row = tuple(math.inf if probe < minimum else level for probe in probes)
     return replace(point, probes=probes, thresholds=(row,), confidence=replace(point.confidence, minimum=minimum))
 
 
 def entropy(point: OperatingPoint) -> OperatingPoint:
-    return replace(unread(point), signal="entropy_nats", confidence=None, decay=None, thresholds=((0.0,) * len(point.probes),))
+    row = (0.0,) * len(point.probes)
+    return replace(point, signal="entropy_nats", confidence=None, decay=None, thresholds=(row,))
 
 
 FULL_READOUT: Ignoring = swaps(estimator=Estimator())
@@ -242,7 +251,7 @@ VARIANTS: dict[str, Variant] = {
         (lambda point: replace(point, signal="entropy_nats", estimator=Estimator()),),
     ),
     **{
-        name: Variant(("signal",), (lambda name: lambda sizes, rng: plain(sizes, signal=name))(name), (entropy,))
+        name: Variant(("signal",), by_signal(name), (entropy,))
         for name in ("softmax_response", "top2_gap", "agreement")
     },
     "saturation": Variant(("signal", "confidence"), confident("saturation"), (entropy,), 4),
@@ -269,7 +278,10 @@ VARIANTS: dict[str, Variant] = {
         4,
     ),
     "a vocabulary that shrinks": Variant(
-        ("confidence.shrink",), confident("softmax_response", shrink=lambda sizes: max(0.0, 1 - 4 / sizes.vocabulary)), (UNPRUNED,), 4
+        ("confidence.shrink",),
+        confident("softmax_response", shrink=shrinking),
+        (UNPRUNED,),
+        4,
     ),
     "bins of position": Variant(
         ("bins.features", "bins.position_edges"),

@@ -306,9 +306,7 @@ class Stopwatch:
         }
         executed = {name: np.array([_executed(one) for one in found]) for name, found in each.items()
                     if all(isinstance(one, Record) for one in found)}  # fmt: skip
-        return Requests(
-            timings, drawn.batches[WARM_UP:], kept, audited, executed=executed, entropy=entropy
-        )
+        return Requests(timings, drawn.batches[WARM_UP:], kept, audited, executed=executed, entropy=entropy)
 
     # ------------------------------------------------------------ after the clock
 

@@ -176,6 +176,6 @@ PLANTED = (
             made(OneShortWhereTimed), TIMED, r"new tokens, but \d+ in each of", case="EMAD-F2"),
     Planted("timed-slow-at-full-depth", "timed", "full depth is slowed where it is timed", made(SlowAtFullDepth), TIMED,
             r"as fast as full depth by the same decoder; its work is .* explains at most", case="EMAD-F2"),
-    Planted("timed-honest-where-expected", "timed", "all timed requests but those that the seed would look at are made up",
+    Planted("timed-honest-where-expected", "timed", "timed requests are made up, but for those that a seed would draw",
             made(HonestWhereLookedAt), TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
 )  # fmt: skip

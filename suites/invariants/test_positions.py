@@ -46,9 +46,7 @@ def test_every_position_is_written_and_read(
     prompts, _ = subject.drawn_rows(emad_rng, [window] * rows, 0)
     texts = np.stack([prompt.tokens for prompt in prompts])
     with subject.open(subject.full, max_rows=rows) as decoder:
-        emad_audit(
-            everywhere(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance)
-        )
+        emad_audit(everywhere(decoder, subject.own_logits, texts, subject.stepper.layers, emad_rng, subject.tolerance))
 
 
 def test_generation_passes_every_position(

@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from emad_ref.audit.finding import Finding
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.evidence.subject import Subject
-from emad_ref.protocol import Decoder, Prompt, Session, Step, Unsupported
+from emad_ref.protocol import Decoder, Prompt, Session, Step
 from emad_ref.record import Floats
 from pytest_emad.auditing import Auditor
 from pytest_emad.options import Settings
-from pytest_emad.properties import property_settings
+from pytest_emad.properties import declined_at_once, ending_the_search, property_settings
 
 ROWS = 3  # of a session at most
 SHORT, LONG = 4, 64  # tokens of a prompt
@@ -65,20 +65,11 @@ class Talk:
         self.returned.append((f"{name} after {self.done[-1]}", array, np.array(array)))
 
 
-class Declined(BaseException):
-    """The decoder's refusal, as no ``Exception``: Hypothesis lets it through at once.
-
-    Any other it would take for a counterexample, look for a smaller one, and have the decoder decline again and again.
-    """
-
-
 def may_decline(step: Callable[..., None]) -> Callable[..., None]:
     @wraps(step)
     def taken(machine: SessionMachine, *given: Any, **named: Any) -> None:
-        try:
+        with ending_the_search():
             step(machine, *given, **named)
-        except Unsupported as refusal:
-            raise Declined from refusal
 
     return taken
 
@@ -252,11 +243,8 @@ def test_session_survives_any_order_of_operations(
     subject, wanted = emad_evidence.subject, property_settings(emad_settings.budget, STEPS)
     with subject.open(emad_evidence.bridging.probing_point, max_rows=ROWS) as decoder:
         bound = {"subject": subject, "decoder": decoder, "tolerance": subject.allowed(decoder.capabilities)}
-        try:
+        with declined_at_once():
             run_state_machine_as_test(type("BoundMachine", (SessionMachine,), bound), settings=wanted)
-        except Declined as declined:
-            assert declined.__cause__ is not None, "raised from what the decoder said"
-            raise declined.__cause__ from None
     orders, steps = wanted.max_examples, wanted.stateful_step_count
     said = f"at most {orders} orders of at most {steps} operations each, and every answer as a fresh session gives it"
     emad_audit(Finding("session machine", True, said, n=orders, ties=0))

@@ -118,7 +118,7 @@ def test_what_is_timed_is_looked_at_afterwards(
         assert re.search(CATALOGUE[name].says, finding.detail)
 
 
-# ---------------------------------------------------------------- records that are not there yet, steps that are declined
+# ---------------------------------------------------------------- records that are made late, steps that are declined
 
 
 @dataclass(frozen=True)
@@ -187,16 +187,23 @@ class DeclinesToFeed(PlantedSession):
         raise Unsupported("no feeding")
 
 
-@pytest.mark.parametrize("test", ["test_session_machine", "test_kv_consistency"])
-def test_a_step_that_is_declined_ends_the_search_at_once(loaded: Loaded, known: dict[str, Any], test: str) -> None:
+def in_the_machine(evidence: Evidence, settings: Any) -> None:
+    module: Any = importlib.import_module("suites.invariants.test_session_machine")
+    module.test_session_survives_any_order_of_operations(evidence, settings)
+
+
+def in_the_claim(evidence: Evidence, settings: Any) -> None:
+    module: Any = importlib.import_module("suites.invariants.test_kv_consistency")
+    module.test_logits_at_any_admissible_depth_are_the_full_models(
+        evidence, settings, lambda claim, question: question.answer(evidence, None)
+    )
+
+
+@pytest.mark.parametrize("search", [in_the_machine, in_the_claim])
+def test_a_step_that_is_declined_ends_the_search_at_once(
+    loaded: Loaded, known: dict[str, Any], search: Callable[[Evidence, Any], None]
+) -> None:
     evidence, DeclinesToFeed.asked = judged(loaded, known, with_session(DeclinesToFeed)), 0
-    module = importlib.import_module(f"suites.invariants.{test}")
     with pytest.raises(Unsupported, match="no feeding"):
-        if test == "test_session_machine":
-            settings: Any = SimpleNamespace(budget=STUDY.budget)
-            module.test_session_survives_any_order_of_operations(evidence, settings)
-        else:
-            module.test_logits_at_any_admissible_depth_are_the_full_models(
-                evidence, lambda claim, question: question.answer(evidence, None)
-            )
+        search(evidence, SimpleNamespace(budget=STUDY.budget))
     assert DeclinesToFeed.asked == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import cache
 from typing import Any, get_args
 
@@ -110,8 +111,6 @@ def test_ignoring_is_refuted(name: str, number: int) -> None:
 
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.unservable])
 def test_what_nobody_has_must_be_refused(name: str) -> None:
-    from dataclasses import replace
-
     finding = audited(name, lambda point: replace(point, lens=None, translators=None, schedule="monotone"))
     assert finding.passed is False
     assert "which do not exist" in finding.detail
