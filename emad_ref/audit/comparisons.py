@@ -9,7 +9,7 @@ below  the threshold lies a little beyond the signal: rounded to fewer digits th
 equal  both are one float32: the token stops, as the rule says ≤ (≥ for signals that rise)
 above  the token stops by a little: with a threshold or signal rounded the other way it does not
 
-Discriminating are the tokens whose depth would be another one under a careless comparison, fewest of ``CARELESS``.
+Discriminating are the careless comparisons (``CARELESS``) under which some token's depth would be another one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 from numpy.typing import NDArray
 
-from emad_ref.audit.finding import Finding, Tally
+from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.rule import first_fires
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
@@ -88,7 +88,12 @@ CARELESS: dict[str, Comparison] = {
 
 
 def comparisons(
-    opened: Opening, layers: int, batches: Sequence[Sequence[Prompt]], *, signal: str = "entropy_nats", needed: int = 1
+    opened: Opening,
+    layers: int,
+    batches: Sequence[Sequence[Prompt]],
+    *,
+    signal: str = "entropy_nats",
+    needed: int = NEEDED,
 ) -> Finding:
     """Check the first decided position of all prompts, through ``start`` and through ``generate``.
 
@@ -112,10 +117,10 @@ def comparisons(
                 with opened(point) as decoder:
                     shown += _judge(tally, how, point, *_started(decoder, prompts))
                     shown += _judge(tally, how, point, *_generated(decoder, prompts))
-            if shown.min() >= needed:
+            if shown.all():
                 break
-        tally.discriminating = int(shown.min())
-        tally.notes += [f"{name} would not have shown" for name, n in zip(CARELESS, shown, strict=True) if n < needed]
+        tally.discriminating = int((shown > 0).sum())
+        tally.notes += [f"{name} would not have shown" for name, n in zip(CARELESS, shown, strict=True) if n == 0]
     return tally.finding()
 
 

@@ -3,19 +3,21 @@
 For each variant of ``audit.variants`` the decoder is opened at a point that uses the field. It may decline
 (``Unsupported``). If it decodes, a session and a ``generate`` are held against the lens at that point, or, where the
 lens does not know the states, against our own decoder. Thresholds are quantiles of the signals on the very tokens that
-are fed, chosen so that a decoder that ignores the field decides otherwise: the positions at which it does are the
-discriminating ones, fewest of all variants.
+are fed, chosen so that a decoder that ignores the field decides otherwise somewhere. Where none are found the note
+names the field: that is the model's and the text's doing. Discriminating are the variants with power, half of which
+are needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
+from emad_ref.audit.comparisons import NOT_REACHED
 from emad_ref.audit.decisions import judge_fed
 from emad_ref.audit.finding import Finding, Refuted, Tally
 from emad_ref.audit.generation import judge_record
@@ -33,6 +35,8 @@ CHECK = "fields"
 SHARES = (0.5, 0.3, 0.15, 0.7, 0.05)  # of the tokens fed that a threshold lets go
 DRAWN = 200  # further thresholds to try, drawn
 TRIED = 12  # of them, where our own decoder has to decode at each
+SMOOTH = 0.01  # logits: a tolerance beyond which ties are so many that a signal which jumps there is not compared
+DRAWS = 3  # of a variant's own numbers, until ignoring it shows
 ENOUGH = 3  # discriminating positions with which no better thresholds are looked for
 CLEAR = 2  # tolerances that a signal must lie off a threshold: nearer ones decide by rounding
 
@@ -65,20 +69,69 @@ def fields(
             if sizes.layers < variant.least:
                 tally.notes.append(f"{name}: {variant.least} layers needed")
                 continue
-            point, differing = _with_thresholds(variant, sizes, own, lens, prompt, continuation, new, rng, tolerance)
-            with _named(name):
-                try:
-                    _judge(tally, variant, point, opened, own, lens, prompt, continuation, new, tolerance)
-                except Unsupported as refusal:
-                    declined.append(f"{name} ({refusal})")
-                    continue
+            texts = [(prompt, continuation), *([_reversed(prompt, continuation)] if variant.jumps else [])]
+            try:
+                with _named(name):
+                    differing = _tried(tally, variant, sizes, opened, own, lens, texts, new, rng, tolerance)
+            except Unsupported as refusal:
+                declined.append(f"{name} ({refusal})")
+                continue
+            except TooNoisy as reason:
+                tally.notes.append(f"{name}: {reason}")
+                continue
             power.append((differing, name))
         if declined:
             tally.notes.append(f"declined: {'; '.join(declined)}")
         powerless = [name for differing, name in power if differing == 0]
         tally.notes += [f"{name}: ignoring it would not show on these tokens" for name in powerless]
-        tally.needed, tally.discriminating = (1, min(power)[0]) if power else (0, 0)
+        tally.needed, tally.discriminating = len(power) // 2, len(power) - len(powerless)
     return tally.finding()
+
+
+class TooNoisy(EmadError):
+    """A variant whose signal jumps cannot be held to numbers that are so far off."""
+
+
+def _tried(
+    tally: Tally,
+    variant: Variant,
+    sizes: Sizes,
+    opened: Opening,
+    own: Callable[[OperatingPoint], Decoder],
+    lens: Lens,
+    texts: Sequence[tuple[Prompt, Ints]],
+    new: int,
+    rng: np.random.Generator,
+    tolerance: float,
+) -> int:
+    """Judge ``variant`` on the first of ``texts`` that it passes; positions at which ignoring it would show there.
+
+    On one text two tokens may tie, and the signal jump; who ignores the field is wrong on the next one, too.
+
+    Raises:
+        Refuted: on the last of them.
+        Unsupported, TooNoisy: nothing can be said.
+    """
+    for left, text in zip(reversed(range(len(texts))), texts, strict=True):
+        for _ in range(DRAWS):
+            point, differing = _with_thresholds(variant, sizes, own, lens, *text, new, rng, tolerance)
+            if differing:
+                break
+        try:
+            _judge(tally, variant, point, opened, own, lens, *text, new, tolerance)
+        except Refuted:
+            if left == 0:
+                raise
+            tally.ties += 1
+        else:
+            break
+    return differing
+
+
+def _reversed(prompt: Prompt, continuation: Ints) -> tuple[Prompt, Ints]:
+    """Other tokens of the same lengths."""
+    tokens = np.concatenate([prompt.tokens, continuation])[::-1].copy()
+    return Prompt(tokens[: len(prompt.tokens)], prompt.source), tokens[len(prompt.tokens) :]
 
 
 def _judge(
@@ -107,6 +160,8 @@ def _judge(
             tally.require(same.passed is not False, same.detail)
             return
         allowed = tally.allow(tolerance, declared)
+        if variant.jumps and allowed > SMOOTH:
+            raise TooNoisy(f"its signal jumps where tokens tie, which {allowed:g} of a logit often decides")
         judge_fed(tally, decoder, lens, point, [prompt], continuation[None], allowed, exact_context=False)
         record = decoder.generate([prompt], new, frozenset())
         judge_record(
@@ -202,6 +257,8 @@ def _levels(point: OperatingPoint, signal: Floats, rng: np.random.Generator, tol
     Each lies half-way between two values of ``signal`` [m, probes] that are clearly apart.
     """
     sense, never = SIGNALS[point.signal].sense, SIGNALS[point.signal].never
+    if point.interpolate:  # a line to an infinite threshold is none
+        never = NOT_REACHED[sense]
     allowed = CLEAR * tolerance * noise_of(point)
     between = []
     for at, probe in enumerate(point.probes):

@@ -50,6 +50,7 @@ class Variant:
     ``least``       layers that a model needs for it.
     ``by_lens``     whether the lens knows the states that it decodes on; else our own decoder stands in for it.
     ``unservable``  no decoder can serve it: it names what nobody has, and must be refused.
+    ``jumps``       its signal jumps where two tokens tie: which lead, are kept, or are retrieved.
     """
 
     fields: tuple[str, ...]
@@ -58,6 +59,7 @@ class Variant:
     least: int = 2
     by_lens: bool = True
     unservable: bool = False
+    jumps: bool = False
 
 
 def spread(layers: int, ceiling: int | None = None, first: int = 1) -> tuple[int, ...]:
@@ -122,6 +124,18 @@ def weights(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator) -> 
 def thirds(sizes: Sizes, rng: np.random.Generator) -> OperatingPoint:
     table = bytes(rng.integers(0, 3, sizes.vocabulary - 1, dtype=np.uint8)) + b"\x02"
     return plain(sizes, bins=BinSpec(("frequency",), frequency=table))
+
+
+def other_thirds(point: OperatingPoint) -> OperatingPoint:
+    """Every token in the next bucket."""
+    moved = bytes((bucket + 1) % 3 for bucket in point.bins.frequency)
+    return replace(point, bins=replace(point.bins, frequency=moved))
+
+
+def by_confidence(sizes: Sizes, rng: np.random.Generator) -> OperatingPoint:
+    """Edges between an even guess and certainty, wherever a model's confidence lies."""
+    low, high = np.sort(np.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0, 2))).tolist()
+    return plain(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
 
 
 def swaps(**change: Any) -> Ignoring:
@@ -229,6 +243,7 @@ VARIANTS: dict[str, Variant] = {
         ("estimator.search", "estimator.rank"),
         estimated(kind="topk", k=few, search="lowrank", rank=2),
         (estimator(search="exact", rank=0), estimator(rank=1)),
+        jumps=True,
     ),
     "a low-rank readout": Variant(
         ("estimator.kind", "estimator.rank"),
@@ -251,37 +266,38 @@ VARIANTS: dict[str, Variant] = {
         (lambda point: replace(point, signal="entropy_nats", estimator=Estimator()),),
     ),
     **{
-        name: Variant(("signal",), by_signal(name), (entropy,))
+        name: Variant(("signal",), by_signal(name), (entropy,), jumps=name == "agreement")
         for name in ("softmax_response", "top2_gap", "agreement")
     },
     "saturation": Variant(("signal", "confidence"), confident("saturation"), (entropy,), 4),
-    "weighted_contrast": Variant(("signal", "confidence"), confident("weighted_contrast"), (entropy,), 4),
-    "jsd_contrast": Variant(("signal", "confidence"), confident("jsd_contrast"), (entropy,), 4),
+    "weighted_contrast": Variant(("signal", "confidence"), confident("weighted_contrast"), (entropy,), 4, jumps=True),
+    "jsd_contrast": Variant(("signal", "confidence"), confident("jsd_contrast"), (entropy,), 4, jumps=True),
     "minimum layer": Variant(("confidence.minimum",), confident("saturation", 3), (earlier,), 5),
-    "a constant α": Variant(("confidence.alpha",), confident("jsd_contrast", alpha=0.4), (confidence(alpha=0.1),), 4),
+    "a constant α": Variant(
+        ("confidence.alpha",), confident("jsd_contrast", alpha=0.4), (confidence(alpha=0.1),), 4, jumps=True
+    ),
     "a decaying α": Variant(
         ("confidence.alpha_decay",),
         confident("jsd_contrast", alpha=0.4, alpha_decay=0.5),
         (confidence(alpha_decay=None),),
         4,
+        jumps=True,
     ),
     "what is emitted": Variant(
-        ("confidence.emit",), confident("jsd_contrast", emit="expert"), (confidence(emit="contrastive"),), 4
+        ("confidence.emit",), confident("jsd_contrast", emit="expert"), (confidence(emit="contrastive"),), 4, jumps=True
     ),
     "rescaled scores": Variant(
-        ("confidence.rescale",), confident("jsd_contrast", rescale=True), (confidence(rescale=False),), 4
+        ("confidence.rescale",), confident("jsd_contrast", rescale=True), (confidence(rescale=False),), 4, jumps=True
     ),
     "a pruned vocabulary": Variant(
         ("confidence.kept",),
         confident("softmax_response", kept=lambda sizes: (3,) * (sizes.layers - 3)),
         (UNPRUNED,),
         4,
+        jumps=True,
     ),
     "a vocabulary that shrinks": Variant(
-        ("confidence.shrink",),
-        confident("softmax_response", shrink=shrinking),
-        (UNPRUNED,),
-        4,
+        ("confidence.shrink",), confident("softmax_response", shrink=shrinking), (UNPRUNED,), 4, jumps=True
     ),
     "bins of position": Variant(
         ("bins.features", "bins.position_edges"),
@@ -290,13 +306,13 @@ VARIANTS: dict[str, Variant] = {
     ),
     "bins of confidence": Variant(
         ("bins.features", "bins.confidence_edges"),
-        lambda sizes, rng: plain(sizes, bins=BinSpec(("confidence",), confidence_edges=(0.03, 0.2))),
+        by_confidence,
         (one_row, bins(confidence_edges=(0.4, 0.7))),
     ),
     "bins of frequency": Variant(
         ("bins.features", "bins.frequency"),
         thirds,
-        (one_row, lambda point: replace(point, bins=replace(point.bins, frequency=point.bins.frequency[::-1]))),
+        (one_row, other_thirds),
     ),
     "exits between probes": Variant(
         ("interpolate",),
