@@ -164,7 +164,5 @@ class Record:
 def _copied(works: dict[int, Work] | None) -> dict[int, Work] | None:
     if works is None:
         return None
-    return {
-        model: Work(*(np.array(part) if np.ndim(part := getattr(work, f.name)) else int(part) for f in fields(Work)))
-        for model, work in works.items()
-    }
+    # an array of its own is what a sum gives, of every part
+    return {model: Work.none(work.layers) + work for model, work in works.items()}

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from emad_ref.audit.finding import NEEDED, Finding, Tally
-from emad_ref.audit.rule import first_fires
 from emad_ref.point import OperatingPoint
+from emad_ref.policy.thresholds import first_fires
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import DECODE, Bools, Floats, Ints
 from emad_ref.signals import SIGNALS

@@ -153,9 +153,9 @@ def _judge(
         declared = decoder.capabilities.logit_noise
         if not variant.by_lens:
             found, wanted = (each.generate([prompt], new, frozenset()) for each in (decoder, own(point)))
-            tokens = [[emitted.tolist() for emitted in record.emitted] for record in (found, wanted)]
-            depths = [[record.tokens.depth[record.tokens.kept_of(0)][-new:].tolist()] for record in (found, wanted)]
-            same = same_tokens(lens, tolerance, [prompt], *tokens, point, *depths, declared=declared)
+            theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (found, wanted))
+            there, here = ([each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (found, wanted))
+            same = same_tokens(lens, tolerance, [prompt], theirs, mine, point, there, here, declared=declared)
             tally.n += same.n
             tally.require(same.passed is not False, same.detail)
             return
@@ -280,7 +280,7 @@ def _levels(point: OperatingPoint, signal: Floats, rng: np.random.Generator, tol
 def _under(point: OperatingPoint, levels: Floats) -> OperatingPoint:
     """``point`` with thresholds ``levels`` [probes], of bins in every second row: the others let nothing go."""
     never = SIGNALS[point.signal].never
-    row = tuple(np.float32(levels).tolist())
+    row: tuple[float, ...] = tuple(levels.astype(np.float32).tolist())
     rows = tuple(row if number % 2 else (never,) * len(row) for number in range(point.bins.count))
     return replace(point, thresholds=rows if point.bins.features else (row,))
 

@@ -30,7 +30,6 @@ from emad_ref.protocol import Prompt
 from emad_ref.record import Floats, Ints, Record
 
 CHECK = "timed"
-FULL = "full"  # the arm of full depth, by the decoder under test
 # How many times the ratio of work a ratio of times may be. Where every kind of work costs some time, and whatever does
 # not depend on depth costs some more, a ratio of times lies below the largest ratio of any kind of work: sums of
 # non-negative parts differ by no more than their most different part. What runs fewer layers finds more of their
@@ -66,8 +65,10 @@ def lengths(emitted: Mapping[str, Sequence[Emitted]], rows: int, new: int) -> Fi
     return tally.finding()
 
 
-def no_faster_than_work(arm: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]) -> Finding:
-    """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``FULL`` than its work is less.
+def no_faster_than_work(
+    arm: str, full: str, rows: int, seconds: Mapping[str, Floats], executed: Mapping[str, Floats]
+) -> Finding:
+    """Whether ``arm`` is at most ``UNEXPLAINED`` times faster than ``full``, full depth, than its work is less.
 
     Args:
         seconds: arm → [pairs], of one decoder; the median ratio over pairs counts, which a pause of the machine in one
@@ -75,10 +76,10 @@ def no_faster_than_work(arm: str, rows: int, seconds: Mapping[str, Floats], exec
         executed: arm → [pairs, kinds] work of each kind, NaN where it cannot be told.
     """
     pairs = len(seconds[arm])
-    ratios = executed[FULL].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
+    ratios = executed[full].sum(axis=0) / np.maximum(executed[arm].sum(axis=0), 1.0)
     if not np.isfinite(ratios).all():
         return Finding(CHECK, True, f"{arm}: what it ran says nothing of time", pairs, 0)
-    faster, explained = float(np.median(seconds[FULL] / seconds[arm])), max(1.0, float(ratios.max()))
+    faster, explained = float(np.median(seconds[full] / seconds[arm])), max(1.0, float(ratios.max()))
     said = f"{arm}, batch {rows}: {faster:.2f}× as fast as full depth by the same decoder; its work is {explained:.2f}×"
     most = UNEXPLAINED * explained
     if faster > most:

@@ -2,7 +2,7 @@
 
 A *variant* is a point that differs from a plain one in some fields. ``ignored`` holds the points by which a decoder
 would decode that does not look at one of them; ``audit.fields`` chooses thresholds under which these decode otherwise.
-``LABELS`` are the fields that decide nothing. ``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point``: a
+``tests/unit/audit/test_fields.py`` walks the dataclasses of ``point``: a
 field, or a value of a field, that stands nowhere here fails it.
 """
 
@@ -20,14 +20,6 @@ from emad_ref.signals import SIGNALS, layers_read
 
 MOST_PROBES = 5
 NOBODY = "0" * 16  # the digest of something that nobody has fitted
-
-# fields that decide nothing, and why no audit can tell whether they are read
-LABELS: dict[str, str] = {
-    "name": "how reports call the point",
-    "family": "where its thresholds come from, which stand beside it",
-    "margin_nats": "for reports: thresholds already contain it",
-    "layers": "the layers of the model, whatever the point is",
-}
 
 
 @dataclass(frozen=True)
@@ -118,7 +110,7 @@ def corrections(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator)
 def weights(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator) -> tuple[tuple[float, ...], ...]:
     """Of one per probe and entry of the head's input, so small that a state's error is none of the sum's."""
     drawn = rng.normal(0, 0.3 / math.sqrt(sizes.width), (len(probes), sizes.width + 1))
-    return tuple(tuple(row) for row in np.float32(drawn).tolist())
+    return tuple(tuple(row) for row in drawn.astype(np.float32).tolist())
 
 
 def thirds(sizes: Sizes, rng: np.random.Generator) -> OperatingPoint:
@@ -134,7 +126,7 @@ def other_thirds(point: OperatingPoint) -> OperatingPoint:
 
 def by_confidence(sizes: Sizes, rng: np.random.Generator) -> OperatingPoint:
     """Edges between an even guess and certainty, wherever a model's confidence lies."""
-    low, high = np.sort(np.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0, 2))).tolist()
+    low, high = sorted(math.exp(rng.uniform(-0.8 * math.log(sizes.vocabulary), 0)) for _ in range(2))
     return plain(sizes, bins=BinSpec(("confidence",), confidence_edges=(low, high)))
 
 

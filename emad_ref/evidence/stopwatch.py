@@ -26,7 +26,7 @@ import torch
 
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.lens import read_from_logits
-from emad_ref.audit.timed import FULL, TimedRequest, lengths, no_faster_than_work, requests
+from emad_ref.audit.timed import TimedRequest, lengths, no_faster_than_work, requests
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument
 from emad_ref.evidence.apart import OPENED, each_apart, first_tokens, held_bytes, sentence
@@ -46,7 +46,7 @@ COUNTED_REQUESTS = 4  # whose FLOPs are counted, prompt included
 TIMING_SECONDS = 60.0  # bound on the timed part of a smoke run, kept by shortening requests
 FEWEST_PROMPT, FEWEST_NEW = 8, 4  # tokens below which a request is no longer decoding
 WARM_UP = 2  # pairs that are not counted
-ADAPTIVE, GENERATE, COMPILED = "adaptive", "generate", "compiled"
+FULL, ADAPTIVE, GENERATE, COMPILED = "full", "adaptive", "generate", "compiled"
 MADE_UP = ("copying", "translated")  # schedules whose states above an exit are not the model's own
 ENTROPY_BITS = 64  # of the seed that says, once the clock has stopped, what is looked at
 AUDITED_ROWS = 4  # of the timed requests of a batch size, looked at after the clock
@@ -364,7 +364,7 @@ class Stopwatch:
         found = requests(chosen, points, new, subject.lens, tolerance, counted=capabilities.counted, rows=looked_at)
         for arm in (arm for arm in timed.executed if arm != FULL and FULL in timed.executed):
             if found.passed is not False:
-                fast = no_faster_than_work(arm, rows, timed.seconds, timed.executed)
+                fast = no_faster_than_work(arm, FULL, rows, timed.seconds, timed.executed)
                 found = fast if fast.passed is False else found
         return found
 

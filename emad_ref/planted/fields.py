@@ -105,7 +105,8 @@ class ComparedInBfloat16(RoundedThresholds):
     def rounded(self, thresholds: Floats, sense: str) -> Floats:
         near = to_bfloat16(thresholds)
         half = np.exp2(np.floor(np.log2(np.maximum(np.abs(near), 2.0**-100))) - 8)
-        return near + (half if sense == "falls" else -half)
+        moved: Floats = near + (half if sense == "falls" else -half)
+        return moved
 
 
 class Strict(RoundedThresholds):
@@ -113,7 +114,8 @@ class Strict(RoundedThresholds):
 
     def rounded(self, thresholds: Floats, sense: str) -> Floats:
         towards = np.float32(-np.inf if sense == "falls" else np.inf)
-        return np.nextafter(np.float32(thresholds), towards)
+        stricter: Floats = np.nextafter(thresholds.astype(np.float32), towards).astype(np.float64)
+        return stricter
 
 
 class NextThreshold(AnotherRule):

@@ -9,7 +9,7 @@ import pytest
 
 from emad_ref.errors import EmadError
 from emad_ref.protocol import Capabilities, InadmissibleDepth, ModelRef, Request, Unsupported
-from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Tokens, Work
+from emad_ref.record import DECODE, FILLS, PHASES, PROMPT, READOUTS, Record, Tokens, Work
 
 
 def tokens() -> Tokens:
@@ -102,3 +102,17 @@ def test_refusals_are_errors_of_this_package():
     assert issubclass(Unsupported, EmadError)
     assert issubclass(InadmissibleDepth, EmadError)
     assert issubclass(InadmissibleDepth, ValueError)
+
+
+def test_a_copy_stays_what_it_was_and_reads_every_column():
+    columns = [np.arange(3) for _ in fields(Tokens)]
+    work = Work.none(2)
+    record = Record(Tokens(*columns), np.zeros((3, 1)), [np.arange(2)], ["length"], {0: work}, {0: work})
+    copy = Record.copied(record)
+    for array in (*columns, record.signal, record.emitted[0], work.tokens):
+        array[...] = 7
+    record.stop[0] = "stop token"
+    assert all(getattr(copy.tokens, f.name).tolist() == [0, 1, 2] for f in fields(Tokens))
+    assert (copy.signal.max(), copy.emitted[0].tolist(), copy.stop) == (0, [0, 1], ["length"])
+    assert copy.work == copy.prompt_work == {0: Work.none(2)}
+    assert Record.copied(replace(record, work=None, prompt_work=None)).work is None

@@ -15,7 +15,7 @@ import pytest
 from emad_ref.audit import Finding, tolerance
 from emad_ref.audit.fields import fields
 from emad_ref.audit.oracle import ModelLens
-from emad_ref.audit.variants import LABELS, VARIANTS, Ignoring, Sizes
+from emad_ref.audit.variants import VARIANTS, Ignoring, Sizes
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.models.causal import CausalStepper
 from emad_ref.point import (
@@ -33,6 +33,13 @@ from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.signals import SIGNALS
 from tests.small import LAYERS, VOCABULARY, small_model
 
+# fields that decide nothing, and why no audit can tell whether they are read
+LABELS: dict[str, str] = {
+    "name": "how reports call the point",
+    "family": "where its thresholds come from, which stand beside it",
+    "margin_nats": "for reports: thresholds already contain it",
+    "layers": "the layers of the model, whatever the point is",
+}
 PARTS = {"": OperatingPoint, "estimator.": Estimator, "confidence.": Confidence, "bins.": BinSpec}
 WHOLE = {"estimator", "confidence", "bins"}  # by their parts
 OTHERWISE_RETRIEVED = {"ivf", "faiss"}  # approximations of "exact" whose misses depend on the index that was built

@@ -10,7 +10,7 @@ import pytest
 from emad_ref.audit import timed, tolerance
 from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.generation import judge_record
-from emad_ref.audit.timed import TimedRequest, lengths, requests
+from emad_ref.audit.timed import TimedRequest, lengths, no_faster_than_work, requests
 from emad_ref.errors import BadArgument
 from emad_ref.point import Estimator, full_depth
 from emad_ref.record import Record
@@ -135,3 +135,27 @@ def test_lengths_are_those_asked_for_in_every_request() -> None:
 def test_a_record_may_be_read_twice(honest: TimedRequest) -> None:
     assert isinstance(honest.records["full"], Record)
     assert judged(honest) == judged(honest)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "left_out", "passed"),
+    [
+        (3.0, 0.2, False),  # three times as fast with a fifth less work
+        (1.8, 0.2, True),
+        (3.9, 0.75, True),  # a quarter of the layers
+        (0.7, 0.2, True),
+    ],
+)
+def test_a_speed_is_explained_by_the_work_left_out(ratio: float, left_out: float, passed: bool) -> None:
+    """One pair in five in which the machine paused says nothing."""
+    full = np.array([1.0, 1.1, 0.9, 1.0, 40.0])
+    seconds = {"full": full, "adaptive": np.append(full[:4] / ratio, 1.0)}
+    work = np.full((5, 2), 1000.0)
+    finding = no_faster_than_work("adaptive", "full", 1, seconds, {"full": work, "adaptive": work * (1 - left_out)})
+    assert finding.passed is passed, finding.detail
+    assert ("explains at most" in finding.detail) is not passed
+
+
+def test_drafted_work_says_nothing_of_time() -> None:
+    seconds, unknown = {"full": np.ones(3), "adaptive": np.ones(3) / 9}, np.full((3, 2), np.nan)
+    assert no_faster_than_work("adaptive", "full", 1, seconds, {"full": np.ones((3, 2)), "adaptive": unknown}).passed
