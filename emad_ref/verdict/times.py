@@ -112,8 +112,8 @@ def total_ratio(times_a: ByPair, times_b: ByPair, *, threshold: float = 1.0, lev
         unit,
         f"t on a − θ·b over pairs, blocks of time{processes}, the least sure of them (Fieller)",
         ByPair.noun,
-        struck.note(every),
-        found.unsteady,
+        unsteady=found.unsteady,
+        note=struck.note(every),
     )
 
 

@@ -1,4 +1,4 @@
-"""Under gate ``decoder`` a feature that is declined everywhere may stay open, and one that is declined in places may not."""
+"""Under gate ``decoder`` a feature declined everywhere may stay open; one that is declined in places may not."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def test_a_feature_that_is_declined_in_places_is_offered():
 
 
 def test_a_request_for_nothing_beyond_full_depth_may_not_be_declined():
-    for features in ({}, {"exits": [0, 3]}, {"exits": [0, 3], "sampling": [0, 1]}):
-        assert gaps([declined(GREEDY)], features) == [GREEDY]
-        assert gaps([declined(POSITIONS, "m-full-far")], features) == [POSITIONS]
+    for counted in ({}, {"exits": [0, 3]}, {"exits": [0, 3], "sampling": [0, 1]}):
+        assert gaps([declined(GREEDY)], counted) == [GREEDY]
+        assert gaps([declined(POSITIONS, "m-full-far")], counted) == [POSITIONS]
 
 
 def test_without_exits_what_a_call_declines_may_stay_open():
