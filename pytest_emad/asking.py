@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from emad_ref.audit.finding import Refuted
 from emad_ref.questions.asking import About, Named, Question, Suite, ask
 from emad_ref.questions.company import Docket
 from emad_ref.questions.register import question_of, questions_of
@@ -31,7 +32,16 @@ def record_answer(
     """Ask ``claim`` of ``evidence``; put what stands beside the verdict on record, then the verdict, which may fail.
 
     ``question``: in place of the registered one, for a suite that draws its evidence in a way of its own.
+
+    Where answers that the verdict reads are refuted nothing is decided: the finding goes on record, and the test fails.
     """
-    answer = ask(question or question_of(claim), evidence, docket.asked(claim, evidence.name, layers))
+    asked = docket.asked(claim, evidence.name, layers)
+    try:
+        answer = ask(question or question_of(claim), evidence, asked)
+    except Refuted as complaint:
+        if complaint.finding is not None:
+            record.audit(complaint.finding)
+        record.claim(asked.unmeasured(f"not decided: {complaint}"), evidence.corpus, evidence.fingerprint)
+        pytest.fail(f"{claim} is not decided: {complaint}", pytrace=False)
     record.exhibits(evidence.name, answer.exhibits)
     record.claim(answer.verdict, answer.corpus, answer.fingerprint, answer.refused)

@@ -36,7 +36,7 @@ class Finding:
     def require(self) -> None:
         """Go on unless refuted. Raises Refuted."""
         if self.passed is False:
-            raise Refuted(self.detail)
+            raise Refuted(self.detail, self)
 
 
 def excused(tolerance: float, declared: float) -> tuple[float, float]:
@@ -50,8 +50,12 @@ def excused(tolerance: float, declared: float) -> tuple[float, float]:
 class Refuted(EmadError):
     """A complaint that decides a check: ``Tally`` turns it into a failed Finding.
 
-    Who cannot go on without what a check promised raises it out of the finding (``Finding.require``).
+    Who cannot go on without what a check promised raises it out of the finding (``Finding.require``), which it holds.
     """
+
+    def __init__(self, complaint: str, finding: Finding | None = None):
+        self.finding = finding
+        super().__init__(complaint)
 
 
 @dataclass

@@ -10,6 +10,18 @@ a factor within e^(±2ε/T): the statistic is taken at the nearest frequencies i
 
 Before that, what a histogram does not show: a decoder that repeats itself where chance would have to, and one that does
 not where it must. What repeats by chance is told by its probability, at most ``CHANCE``.
+
+Nor does it show what is rare. So for each of some ``events`` that truncation or a penalty makes impossible or rare (a
+token beyond rank k, beyond a mass of 1 − ε, below a share of the best token's, one of the row's last tokens), the
+tokens that are one are counted against the probability m_t of each, given all before it:
+
+    E = mean over λ of exp(λ·Σ a_t − Σ log(1 + m_t·(e^λ − 1)))        a_t = 1 where token t is the event
+
+is 1 on average under an honest decoder, whatever depends on what, so that E ≥ 1/p happens with probability p at most
+(Ville's inequality; λ < 0 finds events that are too rare, λ > 0 those that are too frequent).
+
+Rows that end early leave the others as they were: with the same seed and a stop set these draw the same tokens again.
+A row may part where rounding moved a probability; more rows than that explains are refuted.
 """
 
 from __future__ import annotations
@@ -33,8 +45,14 @@ from emad_ref.record import Floats, Ints, Record
 CHECK = "sampling"
 BINS = 10
 CHANCE = 1e-6  # probability below which a coincidence is none
-LEVEL = 1e-4  # at which χ² refutes: an honest decoder fails once in ten thousand runs, and always the same run
+LEVEL = 1e-4  # at which each of three tests refutes: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token whose likeliest alternative has more than this shows little of how it was drawn
+RANKS = (8, 32, 128, 512, 2048, 8192)  # beyond which tokens are counted, as far as the vocabulary goes
+MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # of the least likely tokens, likewise
+SHARES = (0.2, 0.05, 0.01)  # of the best token's probability, below which they are
+RECENT = 8  # tokens of a row, of which the next may be one
+WAGERS = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)  # λ: small ones for small excesses, 4 for what never happens
+SPREAD = 10  # by how much a draw may amplify a difference of probabilities: it accumulates them over the vocabulary
 TEMPERATURES = np.geomspace(0.2, 5.0, 60)  # among which the one that fits best is looked for
 
 
@@ -78,12 +96,14 @@ def sampling(
     rng: np.random.Generator,
     tolerance: float,
     *,
+    ended: Drawn | None = None,
+    stop: frozenset[int] = frozenset(),
     needed: int = 20 * NEEDED,
 ) -> Finding:
     """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
 
     Rows of equal prompts must differ from one another, records of different seeds too, those of one seed must not.
-    Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
+    ``ended``: what was drawn under one of those seeds with ``stop``, by a fresh decoder. Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
     logits, raised to the noise in ``capabilities``.
     """
     tally = Tally(CHECK, needed)
@@ -93,7 +113,12 @@ def sampling(
         _require_drawn(tally, rows, temperature)
         _require_seeded(tally, rows, prompts, temperature)
         tally.discriminating = sum(int((np.exp(r.log_p(temperature).max(axis=-1)) <= OPEN).sum()) for r in rows)
-        _require_distributed(tally, rows, temperature, rng, tolerance * emission_noise(point))
+        noise = tolerance * emission_noise(point)
+        _require_distributed(tally, rows, temperature, rng, noise)
+        _require_rare_tokens(tally, rows, temperature, rng, noise)
+        if ended is not None:
+            beside = _rows(tally, ended, lens, point, prompts, max_new, tolerance, stop)
+            _require_undisturbed(tally, rows, beside, stop, noise / temperature)
     return tally.finding()
 
 
@@ -105,9 +130,10 @@ def _rows(
     prompts: Sequence[Prompt],
     max_new: int,
     tolerance: float,
+    stop: frozenset[int] = frozenset(),
 ) -> list[_Row]:
     """The rows of one record, their depths held against the rule."""
-    trajectories = read_record(tally, drawn.record, prompts, max_new, frozenset(), point)
+    trajectories = read_record(tally, drawn.record, prompts, max_new, stop, point)
     found = []
     for row, (trajectory, emitted) in enumerate(zip(trajectories, drawn.record.emitted, strict=True)):
         reference = hold_against(tally, trajectory, lens, point, tolerance)
@@ -173,6 +199,95 @@ def _require_distributed(
         f"{len(places)} tokens are not drawn from softmax(logits / {temperature:.2f}): p = {p:.1g} by χ² of the places "
         f"they take in it, {found.tolist()} in {BINS} equal parts; of all temperatures {fits:.2f} fits them best",
     )
+
+
+def _require_rare_tokens(
+    tally: Tally, rows: Sequence[_Row], temperature: float, rng: np.random.Generator, noise: float
+) -> None:
+    """Every event of ``events`` as often as its probability says; records that repeat a seed count once."""
+    once = list({(row.seed, row.row): row for row in rows}.values())
+    of_rows = [events(row, temperature, rng) for row in once]
+    factor = float(np.exp(2 * noise / temperature))
+    level = LEVEL / (2 * len(of_rows[0]))
+    for what in of_rows[0]:
+        happened, chance = (np.concatenate([found[what][part] for found in of_rows]) for part in (0, 1))
+        wagers = {"rarely": -np.array(WAGERS), "often": np.array(WAGERS)}
+        bounds = {"rarely": chance / factor, "often": np.minimum(1.0, chance * factor)}
+        for how, bound in bounds.items():
+            gain = happened.sum() * wagers[how] - np.log1p(bound[:, None] * np.expm1(wagers[how])).sum(axis=0)
+            p = min(1.0, len(WAGERS) * float(np.exp(-gain.max())))
+            tally.require(
+                p >= level,
+                f"{len(chance)} tokens are not drawn from softmax(logits / {temperature:.2f}): {what} are drawn too "
+                f"{how}, {int(happened.sum())} times where {chance.sum():.1f} are expected, p = {p:.1g}",
+            )
+
+
+def events(row: _Row, temperature: float, rng: np.random.Generator) -> dict[str, tuple[Floats, Floats]]:
+    """Event → whether each token [m] is one, and the probability [m] that it is; ``rng`` decides at the edge of mass.
+
+    Of tokens whose probabilities are equal all or none are beyond a rank.
+    """
+    p = np.exp(row.log_p(temperature))
+    own = p[np.arange(len(p)), row.emitted]
+    ordered = -np.sort(-p, axis=-1)
+    found: dict[str, tuple[Floats, Floats]] = {}
+
+    def below(what: str, edge: Floats) -> None:
+        """Tokens less likely than ``edge`` [m]."""
+        found[what] = (own < edge).astype(float), np.where(p < edge[:, None], p, 0.0).sum(axis=-1)
+
+    for rank in (rank for rank in RANKS if rank < p.shape[1]):
+        below(f"tokens beyond the {rank} likeliest", ordered[:, rank - 1])
+    for share in SHARES:
+        below(f"tokens of less than {share:g} of the likeliest token's probability", share * ordered[:, 0])
+    places = _places(row, temperature, rng)
+    for mass in MASSES:
+        found[f"the least likely {100 * mass:g} %"] = (places > 1 - mass).astype(float), np.full(len(p), mass)
+    before = [row.emitted[max(0, at - RECENT) : at] for at in range(len(row.emitted))]
+    again = np.array([float(token in recent) for token, recent in zip(row.emitted, before, strict=True)])
+    chance = np.array([p[at, np.unique(recent)].sum() for at, recent in enumerate(before)])
+    found[f"tokens of the row's last {RECENT}"] = again, chance
+    return found
+
+
+def _require_undisturbed(
+    tally: Tally, rows: Sequence[_Row], ended: Sequence[_Row], stop: frozenset[int], noise: float
+) -> None:
+    """Rows of ``ended`` draw what they draw where no row ends early, up to their own ends.
+
+    ``noise``: of a logit, at the temperature.
+    """
+    whole = {(row.seed, row.row): row for row in rows}
+    parted, chances, stopped = [], [], 0
+    for row in ended:
+        alone = whole[row.seed, row.row]
+        length = next((at + 1 for at, token in enumerate(alone.emitted) if int(token) in stop), len(alone.emitted))
+        stopped += length < len(alone.emitted)
+        if not np.array_equal(row.emitted, alone.emitted[:length]):
+            parted.append(row.row)
+        chances.append(min(1.0, SPREAD * 2 * noise * length))
+    tally.notes.append(f"{stopped} of {len(ended)} rows end early beside others")
+    p = float(stats.binom.sf(len(parted) - 1, len(chances), max(chances)))
+    tally.require(
+        p >= LEVEL,
+        f"rows {parted} of {len(ended)} drew other tokens under the same seed once rows {_early(whole, ended, stop)} "
+        f"ended early: p = {p:.1g} that rounding moved so many draws",
+    )
+
+
+def stops_early(emitted: Sequence[Ints]) -> frozenset[int]:
+    """A token that the first row draws in its first third, and one of the third row: those that fewest rows draw."""
+    drawn = [set(tokens.tolist()) for tokens in emitted]
+
+    def rarest(tokens: Ints) -> int:
+        return min(tokens[: max(1, len(tokens) // 3)].tolist(), key=lambda token: sum(token in row for row in drawn))
+
+    return frozenset(rarest(tokens) for tokens in emitted[:3:2])
+
+
+def _early(whole: dict[tuple[int, int], _Row], ended: Sequence[_Row], stop: frozenset[int]) -> list[int]:
+    return [row.row for row in ended if stop & set(whole[row.seed, row.row].emitted[:-1].tolist())]
 
 
 def _places(row: _Row, temperature: float, rng: np.random.Generator) -> Floats:

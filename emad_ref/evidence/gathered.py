@@ -15,6 +15,7 @@ from emad_ref.evidence.drafted import Drafted
 from emad_ref.evidence.estimates import Estimates
 from emad_ref.evidence.exchanged import Exchanged
 from emad_ref.evidence.exits import Exits
+from emad_ref.evidence.exits.answers import ROWS
 from emad_ref.evidence.fresh import Fresh
 from emad_ref.evidence.host import Afresh, Host
 from emad_ref.evidence.lending import Lending, copied
@@ -24,7 +25,7 @@ from emad_ref.evidence.scored import Scored
 from emad_ref.evidence.stopwatch import Stopwatch
 from emad_ref.evidence.study import Study
 from emad_ref.evidence.subject import Subject
-from emad_ref.evidence.swept import Swept
+from emad_ref.evidence.swept import Swept, beside
 from emad_ref.evidence.traces import Traces
 from emad_ref.evidence.witnessed import Witnessed
 from emad_ref.models.loading import Loaded, load
@@ -75,6 +76,12 @@ class Evidence:
     @property
     def fingerprint(self) -> str:
         return self.subject.fingerprint
+
+    @property
+    def most_rows(self) -> int:
+        """The most rows that a verdict on this model reads from one request."""
+        sizes = [*self.study.budget.batch_sizes, *beside(self.study.budget), self.scored.rows]
+        return max(*sizes, ROWS if self.subject.seq2seq else 1)
 
     # ------------------------------------------------------------ holders
 

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from emad_ref.calibration.trace import TokenSequence, Trace
-from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.errors import BadArgument, ends_the_run
 from emad_ref.evidence.subject import Subject
 from emad_ref.point import OperatingPoint
@@ -250,8 +249,8 @@ class Published:
         """
         from emad_ref.tasks.harness import EmadLM
 
-        with self._subject.open(point, max_rows=FOREIGN_ROWS) as decoder:
-            if type(decoder) is WalkedDecoder and decoder.stepper is self._subject.stepper:
+        with self._subject.open_audited(point, max_rows=FOREIGN_ROWS) as decoder:
+            if self._subject.is_ours(decoder):
                 ours: dict[str, Any] = {"journal": self._study.journal}
             else:
                 ours = {"decoder": decoder, "batch_size": FOREIGN_ROWS}

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from emad_ref.calibration.trace import Trace
-from emad_ref.evidence.published import Published
+from emad_ref.evidence.published import FOREIGN_ROWS, Published
 from emad_ref.evidence.subject import Subject
 from emad_ref.models.geometry import Geometry
 from emad_ref.point import OperatingPoint
@@ -30,6 +30,7 @@ from emad_ref.verdict.counting import TaskAt
 from emad_ref.verdict.units import ByItem
 
 VALIDATED_ITEMS = 400  # per task, when a margin is chosen: steps of 0.25 points, where the bound is 0.5
+ROWS = 32  # programs decoded together
 GENERATED_LINE = 24  # new tokens that a one-line program may take
 
 
@@ -77,6 +78,12 @@ class Scored:
     def tasks(self) -> list[str]:
         """Every task of right and wrong answers that this run scores."""
         return [*self._own, *self.published.answered]
+
+    @property
+    def rows(self) -> int:
+        """The most rows of one request whose answers are scored; 1 where all are replayed."""
+        decoded = self._subject.corpus.startswith("world:")  # has programs
+        return max(ROWS if decoded else 1, FOREIGN_ROWS if self._subject.study.tasks else 1)
 
     @property
     def replayed(self) -> list[str]:
@@ -163,9 +170,9 @@ class Scored:
         tokenizer = self._subject.tokenizer
         newline = frozenset(tokenizer.encode("\n", add_special_tokens=False))
         right = []
-        with self._subject.open(point, max_rows=32) as decoder:
-            for start in range(0, len(items), 32):
-                batch = items[start : start + 32]
+        with self._subject.open_audited(point, max_rows=ROWS) as decoder:
+            for start in range(0, len(items), ROWS):
+                batch = items[start : start + ROWS]
                 record = decoder.generate([Prompt(item.prompt) for item in batch], GENERATED_LINE, newline)
                 right += [
                     runs(item.example, tokenizer.decode(emitted.tolist()))

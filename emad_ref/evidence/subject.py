@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 
+from emad_ref.audit.answers import AuditedDecoder
 from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
 from emad_ref.audit.tolerances import tolerance
@@ -251,7 +252,7 @@ class Subject:
             self.lending.seal()
         with self.lending.asking():
             decoder = self._host.make_decoder(Request(self.lending.ref, point, self.seed + seed, max_rows, temperature))
-        return decoder if self.source is None else Sourced(decoder, self.source)
+        return self._sourced(decoder)
 
     @contextmanager
     def open(
@@ -280,9 +281,31 @@ class Subject:
             if foreign:
                 self.lending.require_untouched(before)
 
+    @contextmanager
+    def open_audited(self, point: OperatingPoint, *, max_rows: int = 1) -> Iterator[Decoder]:
+        """The same for greedy answers that a verdict reads: after the block a random few of them are checked.
+
+        Raises:
+            Refuted: one of them is not what the model says at the depth claimed for it (``audit.answers``).
+        """
+        with self.open(point, max_rows=max_rows) as decoder:
+            audited = AuditedDecoder(
+                decoder, point, self._lens_of, self.tolerance, lambda: self._sourced(WalkedDecoder(self.stepper, point))
+            )
+            yield audited
+            audited.finding().require()
+
+    def _lens_of(self, source: Ints | None) -> ModelLens:
+        return self.lens if source is None else ModelLens(self.stepper, source)
+
+    def _sourced(self, decoder: Decoder) -> Decoder:
+        return decoder if self.source is None else Sourced(decoder, self.source)
+
     def is_ours(self, decoder: Decoder) -> bool:
         """Whether it is our own, over the judge's model, and not one that passes for it."""
-        plain = decoder.wrapped if isinstance(decoder, Sourced) else decoder
+        plain = decoder
+        while isinstance(plain, Sourced | AuditedDecoder):
+            plain = plain.wrapped
         return type(plain) is WalkedDecoder and plain.stepper is self.loaded.stepper
 
     @property

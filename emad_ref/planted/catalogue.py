@@ -15,6 +15,7 @@ from emad_ref.planted import (
     meddling,
     pages,
     refusing,
+    requests,
     sessions,
     speculating,
 )
@@ -22,7 +23,9 @@ from emad_ref.planted.entry import Planted
 
 CATALOGUE: dict[str, Planted] = {
     planted.name: planted
-    for module in (honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling, fields, pages)
+    for module in (
+        honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling, fields, pages, requests
+    )  # fmt: skip
     for planted in module.PLANTED
 }
 

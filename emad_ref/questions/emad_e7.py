@@ -109,9 +109,9 @@ def copied_quality(evidence: Evidence, copying: OperatingPoint) -> Copied:
     """State copying against exact free depth on the openings of documents: copies are decoded."""
     windows = evidence.subject.sequences("evaluate", DECODED)
     texts = [replace(window, tokens=window.tokens[:DECODED_TOKENS]) for window in windows]
-    with evidence.subject.open(copying) as decoder:
+    with evidence.subject.open_audited(copying) as decoder:
         copied, tokens = over(decoder, texts)
-    with evidence.subject.open(replace(copying, schedule="free_eager")) as decoder:
+    with evidence.subject.open_audited(replace(copying, schedule="free_eager")) as decoder:
         exact, _ = over(decoder, texts)
     document = documents_of(texts)
     return Copied(*(ByDocument.summed(column, document) for column in (copied, exact, tokens)))

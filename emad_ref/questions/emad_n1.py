@@ -159,7 +159,10 @@ def windows(evidence: Evidence, counter: Counter, rows: int) -> Energies | Unmea
 
         return run
 
-    with subject.open(subject.full, max_rows=rows) as full, subject.open(stopwatch.point, max_rows=rows) as adaptive:
+    with (
+        subject.open_audited(subject.full, max_rows=rows) as full,
+        subject.open_audited(stopwatch.point, max_rows=rows) as adaptive,
+    ):
         refresh = refresh_seconds(counter)
         if isinstance(refresh, Unmeasured):
             return refresh

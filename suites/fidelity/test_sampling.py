@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from emad_ref.audit.sampling import Drawn, sampling
+from emad_ref.audit.sampling import Drawn, sampling, stops_early
 from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
+from emad_ref.protocol import Capabilities
 from pytest_emad.auditing import Auditor
 
-ROWS, NEW = 4, 24
-SEEDS = 6
-HOT = 1.3, 2.0  # temperatures: well above 1, where most tokens leave something to draw
+DIFFERENT, NEW = 5, 24  # prompts, one of them twice; new tokens
+SEEDS = {"hot": 6, "cold": 3}
+TEMPERATURES = {"hot": (1.6, 2.4), "cold": (0.4, 0.7)}  # where most tokens leave something to draw; where 1 is too hot
 
 
+@pytest.mark.parametrize("warmth", TEMPERATURES)
 def test_tokens_are_drawn_from_the_distribution_at_their_depths(
-    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, warmth: str
 ) -> None:
-    """The first two rows have one prompt, the first seed is asked for twice."""
+    """The first two rows have one prompt, the first seed is asked for twice, and once more while rows end early."""
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    temperature = float(emad_rng.uniform(*HOT))
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS - 1), 1)
+    temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
+    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, DIFFERENT), 1)
     prompts = [prompts[0], *prompts]
-    first, *others = (int(seed) for seed in emad_rng.choice(2**16, SEEDS, replace=False))
-    drawn = []
-    for seed in (first, *others, first):
-        with subject.open(point, max_rows=ROWS, temperature=temperature, seed=seed) as decoder:
-            drawn.append(Drawn(seed, decoder.generate(prompts, NEW, frozenset())))
-            said = decoder.capabilities
-    emad_audit(sampling(drawn, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance))
+    first, *others = (int(seed) for seed in emad_rng.choice(2**16, SEEDS[warmth], replace=False))
+
+    def drawn(seed: int, stop: frozenset[int] = frozenset()) -> tuple[Drawn, Capabilities]:
+        with subject.open(point, max_rows=len(prompts), temperature=temperature, seed=seed) as decoder:
+            return Drawn(seed, decoder.generate(prompts, NEW, stop)), decoder.capabilities
+
+    records = [drawn(seed)[0] for seed in (first, *others, first)]
+    stop = stops_early(records[0].record.emitted)
+    ended, said = drawn(first, stop)
+    finding = sampling(
+        records, subject.lens, point, prompts, NEW, temperature, said, emad_rng, subject.tolerance,
+        ended=ended, stop=stop,
+    )  # fmt: skip
+    emad_audit(finding)

@@ -103,7 +103,7 @@ class Openings:
             Unsupported: the decoder declines the point.
         """
         full = replay(self.trace, self.subject.full)
-        with self.subject.open(point) as decoder:
+        with self.subject.open_audited(point) as decoder:
             forced = [teacher_forced(decoder, text) for text in self.texts]
         mean = float(np.concatenate([each.nll_nats for each in forced]).mean())
         works = [each.work for each in forced if each.work is not None]

@@ -90,7 +90,7 @@ def decoded(subject: Subject, task: str, items: Items, point: OperatingPoint) ->
     texts: list[str] = []
     depths: list[Ints] = []
     work: Work | None = Work.none(subject.stepper.layers)
-    with subject.open(point, max_rows=ROWS) as decoder:
+    with subject.open_audited(point, max_rows=ROWS) as decoder:
         for start in range(0, len(asked), ROWS):
             batch = asked[start : start + ROWS]
             record = decoder.generate(batch, TASKS[task].new, subject.stop)

@@ -52,7 +52,7 @@ def forced_costs(subject: Subject, prompts: Sequence[Prompt], point: OperatingPo
         Unsupported: the decoder under test declines the point, or does not count its work.
     """
     requests = range(WARM_UP, WARM_UP + pairs)
-    with subject.open(point) as decoder:
+    with subject.open_audited(point) as decoder:
         records = [decoder.generate([prompts[pair % len(prompts)]], new, frozenset()) for pair in requests]
     works = [record.work[0] for record in records if record.work is not None]
     if len(works) < len(records):

@@ -191,7 +191,7 @@ class Answers:
         self, model: int, point: OperatingPoint, wanted: Sequence[Wanted]
     ) -> tuple[list[Written], list[Result]]:
         """By one model alone. What a text's own ``ended`` calls over is cut there, and was paid for."""
-        with self.models.both[model].subject.open(point, max_rows=ROWS) as decoder:
+        with self.models.both[model].subject.open_audited(point, max_rows=ROWS) as decoder:
 
             def decode(prompts: list[Prompt], text: Wanted) -> Record:
                 return decoder.generate(prompts, text.most, text.stop)

@@ -1,0 +1,432 @@
+"""Requests as users send them: many rows, several stop tokens, prompts that share a beginning, sessions in between.
+
+Each check sends requests that differ in what a decoder may remember or mix up, and holds every row of every answer
+against the lens: its depths, signals and tokens, where it ends, and the work.
+
+``batches``      as many rows as verdicts read at once, by ``generate`` and by a session
+``endings``      several stop tokens, a stop token that comes first or stands in a prompt, one new token
+``prefixes``     prompts of equal length that share a beginning, one twice, one that is the beginning of another
+``interleaved``  ``generate`` between the steps of open sessions, several decoders, a request that is aborted
+
+None of them forces a depth. Rows that read the same tokens are judged in one pass of the lens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from emad_ref.audit.answers import Answer
+from emad_ref.audit.finding import NEEDED, Finding, Tally
+from emad_ref.audit.generation import judge_work, read_record
+from emad_ref.audit.lens import Led, Lens, Readouts
+from emad_ref.audit.trajectory import Trajectory, emitted_at, hold_against, judge_tokens
+from emad_ref.audit.transcript import Transcript
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import Floats, Ints, Record
+
+STOPS = 12  # ids of the largest stop set: more than a buffer of one, two, four or eight holds
+FED = 3  # tokens that a session is fed after a prompt, beside the requests of ``generate``
+SHORTEST = 8  # tokens of a prompt that the others vary
+VARIATIONS = 9  # of it, itself included
+
+
+class PrefixLens:
+    """A lens that keeps its last answer, and reads the beginning of that sequence out of it: entries are causal."""
+
+    def __init__(self, lens: Lens):
+        self._lens = lens
+        self._tokens, self._first = np.zeros(0, dtype=np.int64), 0
+        self._logits: Floats | None = None
+
+    def __call__(self, tokens: Ints, first: int = 0) -> Floats:
+        if self._logits is None or first < self._first or not np.array_equal(self._tokens[: len(tokens)], tokens):
+            self._logits = self._lens(tokens, first)
+            self._tokens, self._first = np.array(tokens), first
+        return self._logits[first - self._first : len(tokens) - self._first]
+
+    def lead(self, tokens: Ints, first: int, point: OperatingPoint) -> Led:
+        return self._lens.lead(tokens, first, point)
+
+
+def ask(decoder: Decoder, prompts: Sequence[Prompt], max_new: int, stop: Iterable[int] = ()) -> Answer:
+    """``generate``, and what was asked beside what came of it."""
+    stops = frozenset(int(token) for token in stop)
+    return Answer(prompts, max_new, stops, decoder.generate(prompts, max_new, stops))
+
+
+def judge_answers(
+    tally: Tally,
+    answers: Sequence[Answer],
+    spoken: Sequence[Trajectory],
+    point: OperatingPoint,
+    lens: Lens,
+    tolerance: float,
+    *,
+    counted: bool,
+) -> None:
+    """Every row of ``answers``, and what sessions showed (``spoken``), against one lens pass for each history.
+
+    Raises:
+        Refuted: the first complaint.
+    """
+    rows: list[tuple[Trajectory, Ints | None, int]] = []  # a trajectory, what it emitted, and of which answer
+    read = []
+    for index, answer in enumerate(answers):
+        trajectories = read_record(tally, answer.record, answer.prompts, answer.max_new, answer.stop, point)
+        read.append(trajectories)
+        rows += [(row, emitted, index) for row, emitted in zip(trajectories, answer.record.emitted, strict=True)]
+    readouts: list[dict[str, Readouts]] = [{} for _ in answers]
+    rows += [(trajectory, None, -1) for trajectory in spoken]
+    shared, remembering = None, PrefixLens(lens)
+    for trajectory, emitted, index in sorted(rows, key=_longest_of_each_prompt):
+        prompt = trajectory.tokens[: trajectory.first + 1].tobytes()
+        if prompt != shared:
+            shared, remembering = prompt, PrefixLens(lens)
+        reference = hold_against(tally, trajectory, remembering, point, tolerance)
+        if emitted is not None:
+            judge_tokens(tally, trajectory, emitted, reference, point, tolerance)
+            readouts[index][trajectory.name] = reference.readouts
+    for answer, trajectories, of_rows in zip(answers, read, readouts, strict=True):
+        if counted:
+            each = [of_rows[trajectory.name] for trajectory in trajectories]
+            judge_work(tally, answer.record, trajectories, each, point, exact_context=False)
+
+
+def _longest_of_each_prompt(row: tuple[Trajectory, Ints | None, int]) -> tuple[bytes, int]:
+    trajectory = row[0]
+    return trajectory.tokens[: trajectory.first + 1].tobytes(), -len(trajectory.tokens)
+
+
+# ---------------------------------------------------------------- many rows
+
+
+def batches(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    counts: Sequence[int],
+    max_new: int,
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+) -> Finding:
+    """Check ``generate`` and a session on the first ``counts`` rows of ``prompts``, a request for each of ``counts``.
+
+    The session is fed the tokens that ``generate`` emitted. Discriminating are rows whose tokens or depths differ from
+    those of the row before: a row that decides like its neighbour cannot be told from one that follows it.
+    ``tolerance`` as in ``decisions``.
+
+    Raises:
+        BadArgument: a count that ``prompts`` do not have.
+    """
+    if not counts or not 1 <= min(counts) <= max(counts) <= len(prompts):
+        raise BadArgument("counts", list(counts), f"numbers of rows from 1 to {len(prompts)}")
+    tally, tolerance = _tally("batches", decoder, needed, tolerance)
+    with tally:
+        for count in counts:
+            answer = ask(decoder, prompts[:count], max_new)
+            record, fed = answer.record, min(FED, max_new - 1)
+            read_record(tally, record, answer.prompts, max_new, answer.stop, point)
+            spoken: list[Trajectory] = []
+            if fed:
+                with Transcript(tally, decoder, answer.prompts, point, _named(answer.prompts, "in a session")) as talk:
+                    for column in range(fed):
+                        talk.feed(np.array([[emitted[column]] for emitted in record.emitted]))
+                    spoken = talk.trajectories()
+            judge_answers(tally, [answer], spoken, point, lens, tolerance, counted=decoder.capabilities.counted)
+            told = [
+                (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
+                for row, emitted in enumerate(record.emitted)
+            ]
+            tally.discriminating += sum(one != other for one, other in zip(told, told[1:], strict=False))
+    return tally.finding()
+
+
+# ---------------------------------------------------------------- where rows end
+
+
+def endings(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    prompts: Sequence[Prompt],
+    max_new: int,
+    rng: np.random.Generator,
+    tolerance: float,
+    *,
+    needed: int = 3,
+) -> Finding:
+    """Check where the rows of ``generate`` end, under stop sets drawn from what ``prompts`` emit without one.
+
+    The largest set ends different rows by different ids, some of them by the first new token, and holds tokens of
+    prompts, which end nothing. Discriminating are ids of it that end a row: one that is overlooked shows there alone.
+    The last request has no stop token again, so that a set which is remembered shows. ``tolerance`` as in
+    ``decisions``.
+
+    Raises:
+        BadArgument: ``max_new`` below 3: no room for an end between the first and the last token.
+    """
+    if max_new < 3:
+        raise BadArgument("max_new", max_new, "at least 3 new tokens")
+    tally, tolerance = _tally("endings", decoder, needed, tolerance)
+    with tally:
+        plain = ask(decoder, prompts, max_new)
+        read_record(tally, plain.record, prompts, max_new, frozenset(), point)
+        emitted = plain.record.emitted
+        several = drawn_stops(emitted, prompts, rng)
+        first = {int(tokens[0]) for tokens in emitted}
+        answers = [
+            plain,
+            ask(decoder, prompts, max_new, several),
+            ask(decoder, prompts, max_new, [emitted[int(rng.integers(len(emitted)))][0]]),
+            ask(decoder, prompts, max_new, first),  # all rows at once
+            ask(decoder, prompts, 1),
+            ask(decoder, prompts, 1, several),
+            ask(decoder, prompts[:2], max_new),
+        ]
+        counted = decoder.capabilities.counted
+        judge_answers(tally, answers, [], point, lens, tolerance, counted=counted)
+        ended = [tokens for tokens in answers[1].record.emitted if int(tokens[-1]) in several]
+        tally.discriminating += len({int(tokens[-1]) for tokens in ended})
+    return tally.finding()
+
+
+def drawn_stops(emitted: Sequence[Ints], prompts: Sequence[Prompt], rng: np.random.Generator) -> frozenset[int]:
+    """At most ``STOPS`` ids that end rows of ``emitted`` at drawn places, the first token among them, and two that
+    stand at the end of a prompt and are not emitted."""
+    stops: set[int] = set()
+    for at, row in enumerate(rng.permutation(len(emitted)).tolist()):
+        tokens = emitted[row].tolist()
+        place = 0 if at == 0 else int(rng.integers(1, len(tokens)))
+        if len(stops) < STOPS - 2 and not stops & set(tokens[:place]):
+            stops.add(tokens[place])
+    everything = set(np.concatenate(list(emitted)).tolist())
+    idle = {int(prompt.tokens[-1]) for prompt in prompts} - everything
+    return frozenset(stops | set(sorted(idle)[:2]))
+
+
+# ---------------------------------------------------------------- prompts that share a beginning
+
+
+def prefixes(
+    decoder: Decoder,
+    lens: Lens,
+    point: OperatingPoint,
+    text: Ints,
+    others: Ints,
+    max_new: int,
+    rng: np.random.Generator,
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+) -> Finding:
+    """Check prompts that vary ``text`` int64 [n], n ≥ 8, by tokens of ``others`` int64 [n]: ``variations``.
+
+    Each is asked for alone, in drawn order and out of one array that is written over between requests, then all
+    together, then by sessions that are open at once. Discriminating are variations whose signals or tokens differ from
+    those of ``text``: under the others an answer that was kept for ``text`` would be right. ``tolerance`` as in
+    ``decisions``.
+
+    Raises:
+        BadArgument: too few tokens to vary.
+    """
+    if min(len(text), len(others)) < SHORTEST:
+        raise BadArgument("text", (len(text), len(others)), f"at least {SHORTEST} tokens of each")
+    tally, tolerance = _tally("prefixes", decoder, needed, tolerance)
+    varied = variations(text, others)
+    with tally:
+        answers, buffers = [], {len(each): np.empty(len(each), dtype=np.int64) for each in varied}
+        for index in [0, *rng.permutation(len(varied)).tolist()]:
+            tokens = varied[index]
+            buffers[len(tokens)][:] = tokens
+            answer = ask(decoder, [Prompt(buffers[len(tokens)])], max_new)
+            answers.append(replace(answer, prompts=[Prompt(tokens)]))
+        prompts = [Prompt(tokens) for tokens in varied]
+        answers.append(ask(decoder, prompts, max_new))
+        spoken = _in_open_sessions(tally, decoder, prompts, answers[-1].record.emitted, point)
+        judge_answers(tally, answers, spoken, point, lens, tolerance, counted=decoder.capabilities.counted)
+        tally.discriminating += _told_apart(answers[-1].record, tolerance)
+    return tally.finding()
+
+
+def variations(text: Ints, others: Ints) -> list[Ints]:
+    """``text`` itself and again, ``others``, and ``text`` with its last, a middle and its first token replaced, with
+    two tokens exchanged, shortened, and continued."""
+    n, middle = len(text), len(text) // 2
+    varied = [text.copy(), text.copy(), others[:n].copy()]
+    for at in (n - 1, middle, 0):
+        changed = text.copy()
+        changed[at] = next((token for token in others if token != text[at]), text[at])
+        varied.append(changed)
+    exchanged = text.copy()
+    later = next((at for at in range(n - 2, 0, -1) if text[at] != text[1]), 1)
+    exchanged[[1, later]] = exchanged[[later, 1]]
+    return [*varied, exchanged, text[:middle].copy(), np.concatenate([text, others[:middle]])]
+
+
+def _in_open_sessions(
+    tally: Tally, decoder: Decoder, prompts: Sequence[Prompt], emitted: Sequence[Ints], point: OperatingPoint
+) -> list[Trajectory]:
+    """A session for each prompt, all open at once and closed as they were opened, fed what ``generate`` emitted."""
+    names = [[f"session {index}"] for index in range(len(prompts))]
+    talks = [
+        Transcript(tally, decoder, [prompt], point, name) for prompt, name in zip(prompts, names, strict=True)
+    ]
+    try:
+        for talk, tokens in zip(talks, emitted, strict=True):
+            for token in tokens[: min(FED, len(tokens) - 1)]:
+                talk.feed(np.array([[token]]))
+        return [trajectory for talk in talks for trajectory in talk.trajectories()]
+    finally:
+        for talk in talks:
+            talk.session.close()
+
+
+def _told_apart(record: Record, tolerance: float) -> int:
+    """Rows after the first whose signal, depth or token differs from that of the first, at their first new token."""
+    firsts = [int(record.tokens.kept_of(row)[-len(tokens)]) for row, tokens in enumerate(record.emitted)]
+    signal, depth = record.signal[firsts], record.tokens.depth[firsts]
+    off = (np.abs(signal - signal[0]) > tolerance) | (np.isnan(signal) != np.isnan(signal[0]))
+    tokens = np.array([each[0] for each in record.emitted])
+    return int((off.any(axis=1) | (depth != depth[0]) | (tokens != tokens[0])).sum())
+
+
+# ---------------------------------------------------------------- sessions and decoders side by side
+
+
+class Aborted(Exception):
+    """A caller's own exception, out of the stop set that it passed to ``generate``."""
+
+
+class Aborting(frozenset[int]):
+    """A stop set that raises ``Aborted`` when it is asked about a token for more than ``most`` times.
+
+    A decoder that copies the set never notices, and answers.
+    """
+
+    most: int = 0
+
+    def __contains__(self, token: object) -> bool:
+        self.most -= 1
+        if self.most < 0:
+            raise Aborted
+        return super().__contains__(token)
+
+
+def abort(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
+    """Whether ``generate`` was left by an exception of its caller's, in the step after the first."""
+    stop = Aborting(prompt.tokens[0] for prompt in prompts)
+    stop.most = len(prompts)
+    try:
+        decoder.generate(prompts, max_new, stop)
+    except Aborted:
+        return True
+    return False
+
+
+def interleaved(
+    decoders: Sequence[tuple[Decoder, OperatingPoint]],
+    lens: Lens,
+    prompts: Sequence[Prompt],
+    continuations: Ints,
+    max_new: int,
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+) -> Finding:
+    """Check two sessions of each of ``decoders``, each at its own point, with requests between their steps.
+
+    All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
+    answers requests of ``generate``, one of which is aborted; then the sessions opened first are closed first, and new
+    ones are opened beside those that are left. Discriminating are rows whose last logits are not those of their last token
+    alone: there it shows whose K and V a session reads. ``tolerance`` as in ``forced``.
+
+    Raises:
+        BadArgument: too few rows or tokens.
+    """
+    if len(prompts) < 4 or continuations.shape[1] < 6:
+        raise BadArgument("continuations", continuations.shape, "at least 4 rows of at least 6 tokens")
+    tally = Tally("interleaved", needed)
+    noise = [max(tolerance, decoder.capabilities.logit_noise) for decoder, _ in decoders]
+    tally.noisy = max(noise) > tolerance
+    half = len(prompts) // 2
+    groups = (slice(0, half), slice(half, None))
+    spoken: list[list[Trajectory]] = [[] for _ in decoders]
+    answers: list[list[Answer]] = [[] for _ in decoders]
+
+    def opened(rows: slice, name: str) -> list[Transcript]:
+        """A session of every decoder on ``rows`` of ``prompts``."""
+        names = [f"{name} session, row {row}" for row in range(len(prompts[rows]))]
+        return [Transcript(tally, decoder, prompts[rows], point, names) for decoder, point in decoders]
+
+    def step(talks: Sequence[Transcript], rows: slice, column: int) -> None:
+        for talk in talks:
+            talk.feed(continuations[rows, column : column + 1])
+
+    def requests(rows: slice) -> None:
+        for index, (decoder, _) in enumerate(decoders):
+            answers[index].append(ask(decoder, prompts[rows], max_new))
+
+    def close(talks: Sequence[Transcript]) -> None:
+        for index, talk in enumerate(talks):
+            spoken[index] += talk.trajectories()
+            talk.session.close()
+
+    def stage(talks: Sequence[Transcript], after: str) -> None:
+        for talk in talks:
+            talk.stage = after
+
+    with tally:
+        first = opened(groups[0], "first")
+        step(first, groups[0], 0)
+        requests(groups[1])
+        stage(first, "after a request of the same decoder")
+        step(first, groups[0], 1)
+        second = opened(groups[1], "second")
+        step(first, groups[0], 2)
+        step(second, groups[1], 0)
+        given_up = sum(abort(decoder, prompts[groups[1]], max_new) for decoder, _ in decoders)
+        stage([*first, *second], "after a request that was aborted")
+        step(first, groups[0], 3)
+        step(second, groups[1], 1)
+        close(first)
+        stage(second, "after the session opened before it was closed")
+        third = opened(groups[0], "third")
+        for column in range(2, 5):
+            step(second, groups[1], column)
+            step(third, groups[0], column - 2)
+        requests(groups[0])
+        close(third)
+        step(second, groups[1], 5)
+        close(second)
+        requests(groups[1])
+        for index, (decoder, point) in enumerate(decoders):
+            counted = decoder.capabilities.counted
+            judge_answers(tally, answers[index], [], point, lens, noise[index], counted=counted)
+            for trajectory in spoken[index]:
+                reference = hold_against(tally, trajectory, lens, point, noise[index])
+                shown = emitted_at(reference, trajectory)[-1]
+                forgetful = lens(trajectory.tokens[-1:])[0, trajectory.depth[-1] - 1]
+                tally.discriminating += int(np.abs(shown - forgetful).max() > noise[index])
+        tally.notes.append(f"{given_up} of {len(decoders)} requests left half-way")
+    return tally.finding()
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _tally(check: str, decoder: Decoder, needed: int, tolerance: float) -> tuple[Tally, float]:
+    tally = Tally(check, needed)
+    if not decoder.capabilities.counted:
+        tally.notes.append("ledger not checked: the decoder does not count its work")
+    return tally, tally.allow(tolerance, decoder.capabilities.logit_noise)
+
+
+def _named(prompts: Sequence[Prompt], where: str) -> list[str]:
+    return [f"row {row} {where}" for row in range(len(prompts))]

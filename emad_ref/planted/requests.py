@@ -1,0 +1,324 @@
+"""What goes wrong in requests as users send them: many rows, stop tokens, shared beginnings, sessions in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from emad_ref.decoding.adaptive import Arrival
+from emad_ref.decoding.sampling import Sampler
+from emad_ref.models.cache import LayerCache
+from emad_ref.planted.base import PlantedDecoder, PlantedSession, made, with_session
+from emad_ref.planted.depths import ExitsTogether
+from emad_ref.planted.drawing import drawing
+from emad_ref.planted.entry import Make, Planted
+from emad_ref.planted.sessions import Pooled, blank
+from emad_ref.protocol import Prompt, Step
+from emad_ref.record import Ints, Record
+
+BATCHES = "invariants/test_requests.py::test_batches_as_large_as_verdicts_read_decide_row_by_row"
+ENDINGS = "invariants/test_requests.py::test_rows_end_at_any_stop_token_and_at_no_other"
+PREFIXES = "invariants/test_requests.py::test_prompts_that_share_a_beginning_are_read_to_their_ends"
+BETWEEN = "invariants/test_requests.py::test_requests_between_the_steps_of_sessions_change_nothing"
+CLAIM = "claims/test_model.py::test_claim"
+ROW = r"row \d+( in a session)?, position \d+, depth \d+.*: "
+TOLD = rf"{ROW}(emitted \d+, but the argmax|signal off|logits off|the rule gives)"
+ENDED = r"row \d+: \d+ tokens and '(length|stop token)', but max_new"
+
+
+# ---------------------------------------------------------------- many rows
+
+
+class OtherRows(Sampler):
+    """From row ``first`` on each row takes the token of the row ``first`` before it, where that is still there."""
+
+    first: ClassVar[int] = 8
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        places = {row: place for place, row in enumerate(rows)}
+        taken = [places.get(row - self.first, place) for place, row in enumerate(rows)]
+        return super().pick(logits[taken], rows)
+
+
+class OtherRowsFrom16(OtherRows):
+    first = 16
+
+
+class SecondBestInLastRow(Sampler):
+    """The last row of a batch of at least eight takes the second-best token."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, seed)
+        self.last = rows - 1
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        picked = super().pick(logits, rows)
+        if self.last >= 7 and rows[-1] == self.last:
+            picked[-1] = logits[-1].topk(2).indices[1]
+        return picked
+
+
+class EightExitTogether(ExitsTogether):
+    least = 8
+
+
+class ShowsOtherRows(PlantedSession):
+    """A session shows of its ninth row and of all after it the logits of its first."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        step = super().feed(tokens, depth, last)
+        step.logits[8:] = step.logits[:1]
+        return step
+
+
+class WrongWhereScored(Sampler):
+    """In batches of exactly 32 rows, by which answers are scored, every other row takes the second-best token."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, seed)
+        self.scored = rows == 32
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        picked = super().pick(logits, rows)
+        if self.scored:
+            odd = torch.tensor(rows, device=picked.device) % 2 == 1
+            picked = torch.where(odd, logits.topk(2, dim=-1).indices[:, 1], picked)
+        return picked
+
+
+# ---------------------------------------------------------------- where rows end
+
+
+class LeastStop(PlantedDecoder):
+    """Of several stop tokens only the smallest id ends a row."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max_new, frozenset(sorted(stop)[:1]))
+
+
+class GreatestStop(PlantedDecoder):
+    """Of several stop tokens only the largest id ends a row."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max_new, frozenset(sorted(stop)[-1:]))
+
+
+class FourStops(PlantedDecoder):
+    """Four stop tokens at most are looked at."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max_new, frozenset(sorted(stop)[:4]))
+
+
+class LaterStops(frozenset[int]):
+    """Holds nothing for the first ``blind`` times that it is asked."""
+
+    blind: int = 0
+
+    def __contains__(self, token: object) -> bool:
+        self.blind -= 1
+        return self.blind < 0 and super().__contains__(token)
+
+
+class FirstTokenNeverStops(PlantedDecoder):
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        later = LaterStops(stop)
+        later.blind = len(prompts)
+        return super().generate(prompts, max_new, later)
+
+
+class StopsInPrompts(PlantedDecoder):
+    """A stop token that stands in a prompt ends the request after one new token."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        held = any(stop & set(prompt.tokens.tolist()) for prompt in prompts)
+        return super().generate(prompts, 1 if held else max_new, stop)
+
+
+class StopsRemembered(PlantedDecoder):
+    """Stop tokens of earlier requests end rows of later ones."""
+
+    def prepare(self) -> None:
+        self.known: frozenset[int] = frozenset()
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        self.known |= stop
+        return super().generate(prompts, max_new, self.known)
+
+
+class TwoForOne(PlantedDecoder):
+    """Asked for one new token, it gives two."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        return super().generate(prompts, max(2, max_new), stop)
+
+
+class StopDropped(PlantedDecoder):
+    """Stop tokens are left out of what is emitted."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        record = super().generate(prompts, max_new, stop)
+        record.emitted[:] = [
+            tokens[:-1] if why == "stop token" else tokens
+            for tokens, why in zip(record.emitted, record.stop, strict=True)
+        ]
+        return record
+
+
+# ---------------------------------------------------------------- prompts that share a beginning
+
+
+class PromptsRemembered(PlantedSession):
+    """K and V of an earlier prompt that has the same key stand in for those of a prompt."""
+
+    @staticmethod
+    def key(head: Ints) -> Hashable:
+        return len(head)
+
+    def _run_prompts(self, heads: Any, lengths: Ints) -> Tensor:
+        known: dict[Hashable, Ints] = vars(self._walker).setdefault("known", {})
+        remembered = [known.setdefault(self.key(head), head.copy()) for head in heads]
+        return super()._run_prompts(remembered, lengths)
+
+
+def remembering(key: Callable[[Ints], Hashable]) -> Make:
+    """A decoder that remembers prompts by ``key``."""
+    return with_session(type("Remembers", (PromptsRemembered,), {"key": staticmethod(key)}))
+
+
+# ---------------------------------------------------------------- sessions in between
+
+
+class GeneratesInTheirBuffers(PlantedDecoder):
+    """``generate`` takes the buffers of whichever session was opened last."""
+
+    def prepare(self) -> None:
+        self.pool: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def _open(self, prompts: Sequence[Prompt], capacity: int) -> Any:
+        session = super()._open(prompts, capacity)
+        layers = session._store.cache.layers
+        layers[:] = [Pooled(number, len(prompts), capacity, self.pool) for number in range(1, len(layers) + 1)]
+        return session
+
+    def start(self, prompts: Sequence[Prompt]) -> Any:
+        self.pool = {}  # what sessions share is what generate takes
+        return super().start(prompts)
+
+
+SHARED_POOL: dict[str, Any] = {"owner": None, "pool": {}}
+
+
+class SharesWithOthers(PlantedSession):
+    """Buffers belong to the process: a session begins where one of another decoder still is."""
+
+    def keeper(self, number: int, rows: int, capacity: int) -> LayerCache:
+        if SHARED_POOL["owner"] is self._walker or number == 1:
+            own = SHARED_POOL["owner"] is self._walker
+            pool = {} if own else dict(SHARED_POOL["pool"])
+            self.__dict__["pool"] = pool
+            if number == 1:
+                SHARED_POOL["owner"], SHARED_POOL["pool"] = self._walker, pool
+        return Pooled(number, rows, capacity, self.__dict__.setdefault("pool", {}))
+
+
+class ClosesAnother(PlantedSession):
+    """Closing a session frees what the one opened last holds; ``opened``: those of one decoder, oldest first."""
+
+    opened: list[PlantedSession]
+
+    def close(self) -> None:
+        newest = self.opened.pop()
+        if newest is not self:
+            for row in range(len(newest._trail)):
+                blank(newest._store.cache.layers, row)
+            self.opened[self.opened.index(self)] = newest
+        super().close()
+
+
+class ClosesTheNewest(PlantedDecoder):
+    session = ClosesAnother
+
+    def prepare(self) -> None:
+        self.opened: list[PlantedSession] = []
+
+    def start(self, prompts: Sequence[Prompt]) -> Any:
+        session, step = super().start(prompts)
+        session.__dict__["opened"] = self.opened
+        self.opened.append(session)  # type: ignore[arg-type]  # of the kind above
+        return session, step
+
+
+class LeavesWhatWasAborted(PlantedDecoder):
+    """After a request that was aborted the next one begins with a token of that one."""
+
+    def prepare(self) -> None:
+        self.left: int | None = None
+
+    def begin(self, prompts: Sequence[Prompt], max_new: int) -> tuple[Any, Arrival]:
+        if self.left is None:
+            return super().begin(prompts, max_new)
+        begun = [Prompt(np.concatenate([[self.left], each.tokens[1:]]), each.source) for each in prompts]
+        return super().begin(begun, max_new)
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        try:
+            record = super().generate(prompts, max_new, stop)
+        except BaseException:
+            self.left = int(prompts[-1].tokens[-1])
+            raise
+        self.left = None
+        return record
+
+
+PLANTED = (
+    Planted("batch-beyond-eight", "batch", "from the ninth row on tokens are those of other rows", drawing(OtherRows),
+            BATCHES, TOLD),
+    Planted("batch-beyond-sixteen", "batch", "from the seventeenth row on tokens are those of other rows",
+            drawing(OtherRowsFrom16), BATCHES, TOLD),
+    Planted("batch-last-row", "batch", "the last of eight or more rows takes the second-best token",
+            drawing(SecondBestInLastRow), BATCHES, TOLD),
+    Planted("batch-of-eight-exits-together", "batch", "eight rows or more exit together, five do not",
+            with_session(EightExitTogether), BATCHES, TOLD),
+    Planted("batch-session-beyond-eight", "batch", "from the ninth row on a session shows the logits of its first",
+            with_session(ShowsOtherRows), BATCHES, TOLD),
+    Planted("answers-where-scored", "answers", "in batches of 32 rows, by which answers are scored, half are wrong",
+            drawing(WrongWhereScored), CLAIM, r"of the answers that this verdict reads, row \d+, position \d+",
+            case="EMAD-F1"),
+    Planted("stop-least-alone", "generation", "of several stop tokens the smallest id alone ends a row",
+            made(LeastStop), ENDINGS, ENDED),
+    Planted("stop-greatest-alone", "generation", "of several stop tokens the largest id alone ends a row",
+            made(GreatestStop), ENDINGS, ENDED),
+    Planted("stop-four-at-most", "generation", "at most four stop tokens end rows", made(FourStops), ENDINGS, ENDED),
+    Planted("stop-not-first", "generation", "the first new token ends no row", made(FirstTokenNeverStops), ENDINGS,
+            ENDED),
+    Planted("stop-in-prompt", "generation", "a stop token in a prompt ends the request", made(StopsInPrompts), ENDINGS,
+            ENDED),
+    Planted("stop-remembered", "generation", "stop tokens of earlier requests end later ones", made(StopsRemembered),
+            ENDINGS, ENDED),
+    Planted("stop-dropped", "generation", "stop tokens are not emitted", made(StopDropped), ENDINGS, ENDED),
+    Planted("generation-two-for-one", "generation", "two new tokens where one is asked for", made(TwoForOne), ENDINGS,
+            ENDED),
+    Planted("prefix-by-length", "prompts", "K/V of an earlier prompt of the same length are used", remembering(len),
+            PREFIXES, TOLD),
+    Planted("prefix-by-opening", "prompts", "K/V of an earlier prompt of that length and first token are used",
+            remembering(lambda head: (len(head), *head[:1].tolist())), PREFIXES, TOLD),
+    Planted("prefix-by-end", "prompts", "K/V of an earlier prompt of that length and last token are used",
+            remembering(lambda head: (len(head), *head[-1:].tolist())), PREFIXES, TOLD),
+    Planted("prefix-unordered", "prompts", "K/V of an earlier prompt of the same tokens in any order are used",
+            remembering(lambda head: tuple(sorted(head.tolist()))), PREFIXES, TOLD),
+    Planted("prefix-by-address", "prompts", "K/V of an earlier prompt at the same address are used",
+            remembering(lambda head: (len(head), head.__array_interface__["data"][0])), PREFIXES, TOLD),
+    Planted("sessions-generate-takes-buffers", "sessions", "generate takes the buffers of an open session",
+            made(GeneratesInTheirBuffers), BETWEEN, TOLD),
+    Planted("sessions-of-other-decoders", "sessions", "decoders of one process share their buffers",
+            with_session(SharesWithOthers), BETWEEN, TOLD),
+    Planted("sessions-close-the-newest", "sessions", "closing a session frees the one opened last",
+            made(ClosesTheNewest), BETWEEN, TOLD),
+    Planted("sessions-aborted-request", "sessions", "what an aborted request left goes into the next one",
+            made(LeavesWhatWasAborted), BETWEEN, TOLD),
+)  # fmt: skip

@@ -1,0 +1,65 @@
+"""Is the decoder right as users ask it: many rows, several stop tokens, shared beginnings, sessions in between?
+
+Nothing here forces a depth.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+import numpy as np
+
+from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes
+from emad_ref.audit.shapes import brief
+from emad_ref.evidence.gathered import Evidence
+from pytest_emad.auditing import Auditor
+
+NEW = 12
+FEWEST = 6  # rows: one more than other audits ask for
+ENDING = 12  # rows of which several end by ids of their own
+SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
+ROWS, FED, BETWEEN = 4, 6, 4  # of sessions; tokens fed to them; new tokens of a request in between
+
+
+def test_batches_as_large_as_verdicts_read_decide_row_by_row(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """One row more than the largest, and a drawn number of rows below it."""
+    subject = emad_evidence.subject
+    point, most = emad_evidence.bridging.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
+    counts = [most, int(emad_rng.integers(FEWEST, most))]
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, most), 1) as (decoder, prompts, _):
+        emad_audit(batches(decoder, subject.lens, point, prompts, counts, NEW, subject.tolerance))
+
+
+def test_rows_end_at_any_stop_token_and_at_no_other(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject = emad_evidence.subject
+    point = emad_evidence.bridging.probing_point
+    with subject.open_drawn(point, emad_rng, brief(emad_rng, ENDING), 1) as (decoder, prompts, _):
+        emad_audit(endings(decoder, subject.lens, point, prompts, NEW, emad_rng, subject.tolerance))
+
+
+def test_prompts_that_share_a_beginning_are_read_to_their_ends(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    subject = emad_evidence.subject
+    point, length = emad_evidence.bridging.probing_point, int(emad_rng.integers(*SHARED))
+    (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
+    with subject.open(point, max_rows=VARIATIONS) as decoder:
+        emad_audit(
+            prefixes(decoder, subject.lens, point, text.tokens, other.tokens, BETWEEN, emad_rng, subject.tolerance)
+        )
+
+
+def test_requests_between_the_steps_of_sessions_change_nothing(
+    emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
+) -> None:
+    """Three decoders at once: two at full depth, one whose depth comes down."""
+    subject = emad_evidence.subject
+    points = [subject.full, emad_evidence.bridging.probing_point, subject.full]
+    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
+    with ExitStack() as stack:
+        decoders = [(stack.enter_context(subject.open(point, max_rows=ROWS)), point) for point in points]
+        emad_audit(interleaved(decoders, subject.lens, prompts, continuation, BETWEEN, subject.tolerance))
