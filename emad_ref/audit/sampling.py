@@ -47,7 +47,7 @@ BINS = 10
 CHANCE = 1e-6  # probability below which a coincidence is none
 LEVEL = 1e-4  # at which each of three tests refutes: an honest decoder fails one in ten thousand, and always the same
 OPEN = 0.9  # a token whose likeliest alternative has more than this shows little of how it was drawn
-RANKS = (8, 32, 128, 512, 2048, 8192)  # beyond which tokens are counted, as far as the vocabulary goes
+FIRST_RANK, EACH_OCTAVE = 8, 4  # ranks beyond which tokens are counted: 8, 10, 11, 13, 16, …, below the vocabulary's
 MASSES = (0.2, 0.1, 0.05, 0.02, 0.01)  # of the least likely tokens, likewise
 SHARES = (0.2, 0.05, 0.01)  # of the best token's probability, below which they are
 RECENT = 8  # tokens of a row, of which the next may be one
@@ -230,20 +230,24 @@ def events(row: _Row, temperature: float, rng: np.random.Generator) -> dict[str,
     """
     p = np.exp(row.log_p(temperature))
     own = p[np.arange(len(p)), row.emitted]
-    ordered = -np.sort(-p, axis=-1)
+    rising = np.sort(p, axis=-1)
+    mass = np.concatenate([np.zeros((len(p), 1)), np.cumsum(rising, axis=-1)], axis=-1)
+    vocabulary = p.shape[1]
+    octaves = np.arange(0, np.log2(vocabulary / FIRST_RANK), 1 / EACH_OCTAVE)
     found: dict[str, tuple[Floats, Floats]] = {}
 
     def below(what: str, edge: Floats) -> None:
         """Tokens less likely than ``edge`` [m]."""
-        found[what] = (own < edge).astype(float), np.where(p < edge[:, None], p, 0.0).sum(axis=-1)
+        left = [np.searchsorted(tokens, limit) for tokens, limit in zip(rising, edge, strict=True)]
+        found[what] = (own < edge).astype(float), mass[np.arange(len(p)), left]
 
-    for rank in (rank for rank in RANKS if rank < p.shape[1]):
-        below(f"tokens beyond the {rank} likeliest", ordered[:, rank - 1])
+    for rank in np.unique((FIRST_RANK * 2**octaves).round().astype(int)).tolist():
+        below(f"tokens beyond the {rank} likeliest", rising[:, vocabulary - rank])
     for share in SHARES:
-        below(f"tokens of less than {share:g} of the likeliest token's probability", share * ordered[:, 0])
+        below(f"tokens of less than {share:g} of the likeliest token's probability", share * rising[:, -1])
     places = _places(row, temperature, rng)
-    for mass in MASSES:
-        found[f"the least likely {100 * mass:g} %"] = (places > 1 - mass).astype(float), np.full(len(p), mass)
+    for share in MASSES:
+        found[f"the least likely {100 * share:g} %"] = (places > 1 - share).astype(float), np.full(len(p), share)
     before = [row.emitted[max(0, at - RECENT) : at] for at in range(len(row.emitted))]
     again = np.array([float(token in recent) for token, recent in zip(row.emitted, before, strict=True)])
     chance = np.array([p[at, np.unique(recent)].sum() for at, recent in enumerate(before)])

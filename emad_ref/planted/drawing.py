@@ -24,6 +24,10 @@ FAR_GENERATION = "invariants/test_positions.py::test_generation_holds_far_into_t
 TIMED = "cost/test_claims.py::test_claim"
 LONG = 40  # tokens of a prompt from which on a request is taken for a timed one
 NUCLEUS = 0.7
+WIDE = 0.95  # a nucleus that leaves little out
+KEPT = 100  # likeliest tokens
+FEWEST = 0.02  # of the likeliest token's probability
+PENALTY = 4.0  # nats
 
 
 class Greedy(Sampler):
@@ -65,6 +69,104 @@ class Nucleus(Sampler):
         shares, order = torch.softmax(logits.double() / self.temperature, dim=-1).sort(dim=-1, descending=True)
         tail = torch.zeros_like(shares, dtype=torch.bool).scatter(-1, order, shares.cumsum(-1) - shares > NUCLEUS)
         return super().pick(logits.masked_fill(tail, -torch.inf), rows)
+
+
+class NotBelowOne(Sampler):
+    """Temperatures below 1 are 1."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, max(1.0, temperature) if temperature else 0.0, seed)
+
+
+class NotAboveOne(Sampler):
+    """Temperatures above 1 are 1."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, min(1.0, temperature), seed)
+
+
+class Twice(Sampler):
+    """Logits are divided by the temperature twice."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature**2, seed)
+
+
+class Truncated(Sampler):
+    """Tokens that ``leaves_out`` names are never drawn, and the others share what was theirs."""
+
+    def leaves_out(self, shares: Tensor) -> Tensor:
+        """[rows, V] bool, of probabilities [rows, V]."""
+        raise NotImplementedError
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        if self.temperature == 0:
+            return super().pick(logits, rows)
+        shares = torch.softmax(logits.double() / self.temperature, dim=-1)
+        return super().pick(logits.masked_fill(self.leaves_out(shares), -torch.inf), rows)
+
+
+class WideNucleus(Truncated):
+    def leaves_out(self, shares: Tensor) -> Tensor:
+        ordered, order = shares.sort(dim=-1, descending=True)
+        return torch.zeros_like(shares, dtype=torch.bool).scatter(-1, order, ordered.cumsum(-1) - ordered > WIDE)
+
+
+class TopK(Truncated):
+    def leaves_out(self, shares: Tensor) -> Tensor:
+        return shares < shares.topk(min(KEPT, shares.shape[-1]), dim=-1).values[:, -1:]
+
+
+class LeastShare(Truncated):
+    def leaves_out(self, shares: Tensor) -> Tensor:
+        return shares < FEWEST * shares.amax(dim=-1, keepdim=True)
+
+
+class Penalised(Sampler):
+    """A token that a row has drawn is less likely to be drawn again."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, seed)
+        self.drawn: list[list[int]] = [[] for _ in range(rows)]
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        if self.temperature == 0:
+            return super().pick(logits, rows)
+        lowered = logits.clone()
+        for place, row in enumerate(rows):
+            lowered[place, self.drawn[row]] -= PENALTY
+        picked = super().pick(lowered, rows)
+        for row, token in zip(rows, picked.tolist(), strict=True):
+            self.drawn[row].append(token)
+        return picked
+
+
+class OneGenerator(Sampler):
+    """All rows draw in turn by one generator, so that a row that ends moves the others on."""
+
+    def __init__(self, rows: int, temperature: float = 0.0, seed: int = 0):
+        super().__init__(rows, temperature, seed)
+        self._generators = [torch.Generator().manual_seed(seed)] * rows
+
+
+class ByPlace(Sampler):
+    """Rows draw by the generator of their place among those that are left."""
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        return super().pick(logits, list(range(len(rows))))
+
+
+class SeededAnew(Sampler):
+    """Every token is drawn by the seed, as the first one was."""
+
+    def pick(self, logits: Tensor, rows: list[int]) -> Tensor:
+        for generator in self._generators:
+            generator.manual_seed(generator.initial_seed())
+        return super().pick(logits, rows)
+
+
+DRAWN = r"not drawn from softmax"
+EARLY = r"drew other tokens under the same seed once rows .* ended early"
 
 
 def drawing(sampler: type[Sampler]) -> Make:
@@ -178,4 +280,21 @@ PLANTED = (
             r"as fast as full depth by the same decoder; its work is .* explains at most", case="EMAD-F2"),
     Planted("timed-honest-where-expected", "timed", "timed requests are made up, but for those that a seed would draw",
             made(HonestWhereLookedAt), TIMED, r"(full|adaptive).* row \d, position \d+", case="EMAD-F2"),
+    Planted("sampling-not-below-one", "sampling", "temperatures below 1 are 1", drawing(NotBelowOne), SAMPLING, DRAWN),
+    Planted("sampling-not-above-one", "sampling", "temperatures above 1 are 1", drawing(NotAboveOne), SAMPLING, DRAWN),
+    Planted("sampling-twice", "sampling", "the temperature is applied twice", drawing(Twice), SAMPLING, DRAWN),
+    Planted("sampling-wide-nucleus", "sampling", "the least likely 5 % of tokens are left out", drawing(WideNucleus),
+            SAMPLING, r"are drawn too rarely"),
+    Planted("sampling-top-k", "sampling", "only the 100 likeliest tokens are drawn", drawing(TopK), SAMPLING,
+            DRAWN),
+    Planted("sampling-least-share", "sampling", "tokens below a share of the likeliest one are left out",
+            drawing(LeastShare), SAMPLING, r"are drawn too rarely"),
+    Planted("sampling-penalised", "sampling", "tokens that a row has drawn become less likely", drawing(Penalised),
+            SAMPLING, rf"{DRAWN}|are drawn too rarely"),
+    Planted("sampling-one-generator", "sampling", "a row that ends moves the draws of the others",
+            drawing(OneGenerator), SAMPLING, EARLY),
+    Planted("sampling-by-place", "sampling", "rows draw by their place among those left", drawing(ByPlace), SAMPLING,
+            EARLY),
+    Planted("sampling-seeded-anew", "sampling", "every token is drawn by the same numbers", drawing(SeededAnew),
+            SAMPLING, rf"{DRAWN}|are drawn too often"),
 )  # fmt: skip

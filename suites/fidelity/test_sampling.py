@@ -13,7 +13,7 @@ from pytest_emad.auditing import Auditor
 
 DIFFERENT, NEW = 5, 24  # prompts, one of them twice; new tokens
 SEEDS = {"hot": 6, "cold": 3}
-TEMPERATURES = {"hot": (1.6, 2.4), "cold": (0.4, 0.7)}  # where most tokens leave something to draw; where 1 is too hot
+TEMPERATURES = {"hot": (2.2, 3.2), "cold": (0.4, 0.7)}  # where a tail is drawn, too; where 1 is too hot
 
 
 @pytest.mark.parametrize("warmth", TEMPERATURES)
