@@ -251,5 +251,5 @@ class WatchedSession:
 
     def _write(self, step: Step) -> None:
         for at in range(step.depth.shape[1]):
-            shown = (step.signal[self._row, at], step.logits[self._row, at])
-            self._steps.append((int(step.depth[self._row, at]), *(np.array(array) for array in shown)))
+            signal, logits = np.array(step.signal[self._row, at]), np.array(step.logits[self._row, at])
+            self._steps.append((int(step.depth[self._row, at]), signal, logits))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -144,7 +145,7 @@ def batches(
                 (*emitted.tolist(), *record.tokens.of(row, phase=1).depth.tolist())
                 for row, emitted in enumerate(record.emitted)
             ]
-            tally.discriminating += sum(one != other for one, other in zip(told, told[1:], strict=False))
+            tally.discriminating += sum(one != other for one, other in pairwise(told))
     return tally.finding()
 
 
@@ -275,9 +276,7 @@ def _in_open_sessions(
 ) -> list[Trajectory]:
     """A session for each prompt, all open at once and closed as they were opened, fed what ``generate`` emitted."""
     names = [[f"session {index}"] for index in range(len(prompts))]
-    talks = [
-        Transcript(tally, decoder, [prompt], point, name) for prompt, name in zip(prompts, names, strict=True)
-    ]
+    talks = [Transcript(tally, decoder, [prompt], point, name) for prompt, name in zip(prompts, names, strict=True)]
     try:
         for talk, tokens in zip(talks, emitted, strict=True):
             for token in tokens[: min(FED, len(tokens) - 1)]:
@@ -344,8 +343,8 @@ def interleaved(
 
     All are fed in turns, ``prompts`` followed by ``continuations`` int64 [rows, n], n ≥ 6. Meanwhile each decoder
     answers requests of ``generate``, one of which is aborted; then the sessions opened first are closed first, and new
-    ones are opened beside those that are left. Discriminating are rows whose last logits are not those of their last token
-    alone: there it shows whose K and V a session reads. ``tolerance`` as in ``forced``.
+    ones are opened beside those that are left. Discriminating are rows whose last logits are not those of their last
+    token alone: there it shows whose K and V a session reads. ``tolerance`` as in ``forced``.
 
     Raises:
         BadArgument: too few rows or tokens.

@@ -103,8 +103,9 @@ def sampling(
     """Check records that decoders at ``temperature`` > 0 made of ``prompts``, no stop token; ``rng`` draws v.
 
     Rows of equal prompts must differ from one another, records of different seeds too, those of one seed must not.
-    ``ended``: what was drawn under one of those seeds with ``stop``, by a fresh decoder. Discriminating are tokens whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in
-    logits, raised to the noise in ``capabilities``.
+    ``ended``: what was drawn under one of those seeds with ``stop``, by a fresh decoder. Discriminating are tokens
+    whose likeliest alternative has a probability of at most ``OPEN``. ``tolerance`` in logits, raised to the noise in
+    ``capabilities``.
     """
     tally = Tally(CHECK, needed)
     tolerance = tally.allow(tolerance, capabilities.logit_noise)
@@ -285,7 +286,8 @@ def stops_early(emitted: Sequence[Ints]) -> frozenset[int]:
     drawn = [set(tokens.tolist()) for tokens in emitted]
 
     def rarest(tokens: Ints) -> int:
-        return min(tokens[: max(1, len(tokens) // 3)].tolist(), key=lambda token: sum(token in row for row in drawn))
+        early: list[int] = tokens[: max(1, len(tokens) // 3)].tolist()
+        return min(early, key=lambda token: sum(token in row for row in drawn))
 
     return frozenset(rarest(tokens) for tokens in emitted[:3:2])
 

@@ -6,15 +6,17 @@ it do replay's verdicts hold for that decoder.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from random import SystemRandom
 
 import numpy as np
 
 from emad_ref.audit.bridge import bridge
 from emad_ref.audit.finding import Finding
 from emad_ref.audit.oracle import replayed_by
-from emad_ref.calibration.trace import take_trace
+from emad_ref.calibration.trace import TokenSequence, take_trace
 from emad_ref.evidence.subject import Subject
 from emad_ref.point import OperatingPoint
 from emad_ref.replay import depths
@@ -24,6 +26,7 @@ PROBING_QUANTILES = (0.3, 0.2, 0.1, 0.05, 0.03, 0.02, 0.01, 0.005)
 NEAR_TIES = 0.003  # share of positions within the tolerance of a threshold that needs no avoiding
 BRIDGED = 3  # documents, of at most BRIDGED_TOKENS, on which replay is held against the decoder
 BRIDGED_TOKENS = 64
+SPOTS, SPOT_TOKENS = 6, 12  # sequences of each kind that are checked again, and tokens: depth comes down at once
 LARGEST_NATS = float(np.finfo(np.float32).max)  # a threshold that every signal passes
 NEVER_NATS = -1.0  # a threshold that no entropy passes
 
@@ -33,6 +36,7 @@ class Bridging:
 
     def __init__(self, subject: Subject):
         self.subject = subject
+        self._checked: dict[OperatingPoint, Finding] = {}
 
     @cached_property
     def probing_point(self) -> OperatingPoint:
@@ -79,9 +83,30 @@ class Bridging:
         with subject.open(point) as decoder:
             return bridge(decoder, point, replayed, subject.tolerance)
 
+    def spot_checked(self, point: OperatingPoint, *sequences: Sequence[TokenSequence]) -> Finding:
+        """The bridge at ``point`` on a few of each kind of ``sequences`` from which a verdict reads by replay.
+
+        The operating system's entropy draws them, and where in each the decoder begins to decide: no seed tells. They
+        are drawn once for each point.
+        """
+        if point not in self._checked:
+            draw, subject = SystemRandom(), self.subject
+            chosen = [_cut(draw, one) for kind in sequences for one in draw.sample(kind, min(SPOTS, len(kind)))]
+            replayed = [replayed_by(subject.stepper, each, point, subject.tolerance) for each in chosen]
+            with subject.open(point) as decoder:
+                self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0)
+        return self._checked[point]
+
     @property
     def refusal(self) -> str:
         """Why nothing may be concluded from replay about this decoder; empty where replay speaks for it."""
         return (
             "" if self.bridge.passed is not False else f"replay does not speak for this decoder: {self.bridge.detail}"
         )
+
+
+def _cut(draw: SystemRandom, sequence: TokenSequence) -> TokenSequence:
+    """``SPOT_TOKENS`` decided positions of ``sequence`` from a drawn place on, or all from its first decided one."""
+    first, last = sequence.adaptive_from, len(sequence.tokens) - 1 - SPOT_TOKENS
+    start = draw.randint(first, last) if first < last else first
+    return replace(sequence, tokens=sequence.tokens[: start + SPOT_TOKENS + 1], adaptive_from=start)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from emad_ref.calibration.trace import Trace
+from emad_ref.calibration.trace import TokenSequence, Trace
 from emad_ref.evidence.published import FOREIGN_ROWS, Published
 from emad_ref.evidence.subject import Subject
 from emad_ref.models.geometry import Geometry
@@ -89,6 +89,11 @@ class Scored:
     def replayed(self) -> list[str]:
         """The world's tasks that one trace decides at every point: neither its programs nor what lm-eval scores."""
         return [task for task, items in self._own.items() if items[0].example.scoring != "runs"]
+
+    @property
+    def sequences(self) -> list[TokenSequence]:
+        """Reference answers behind their prompts, of all tasks that a trace decides."""
+        return [each for task in self.replayed for each in sequences_of(self._own[task])]
 
     def at(self, task: str, point: OperatingPoint) -> TaskAt:
         """What says whether ``task`` counts at ``point``, and what it loses there."""

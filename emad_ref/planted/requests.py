@@ -13,10 +13,11 @@ from emad_ref.decoding.adaptive import Arrival
 from emad_ref.decoding.sampling import Sampler
 from emad_ref.models.cache import LayerCache
 from emad_ref.planted.base import PlantedDecoder, PlantedSession, made, with_session
-from emad_ref.planted.depths import ExitsTogether
+from emad_ref.planted.depths import ExitsTogether, Looser
 from emad_ref.planted.drawing import drawing
 from emad_ref.planted.entry import Make, Planted
 from emad_ref.planted.sessions import Pooled, blank
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import Ints, Record
 
@@ -88,6 +89,13 @@ class WrongWhereScored(Sampler):
             odd = torch.tensor(rows, device=picked.device) % 2 == 1
             picked = torch.where(odd, logits.topk(2, dim=-1).indices[:, 1], picked)
         return picked
+
+
+class LooserWhereCalibrated(Looser):
+    """Thresholds are half a nat too high at calibrated points alone, which are those that losses are read at."""
+
+    def rule(self, point: OperatingPoint) -> OperatingPoint:
+        return point if point.margin_nats is None else super().rule(point)
 
 
 # ---------------------------------------------------------------- where rows end
@@ -288,6 +296,9 @@ PLANTED = (
             with_session(ShowsOtherRows), BATCHES, TOLD),
     Planted("answers-where-scored", "answers", "in batches of 32 rows, by which answers are scored, half are wrong",
             drawing(WrongWhereScored), CLAIM, r"of the answers that this verdict reads, row \d+, position \d+",
+            case="EMAD-F1"),
+    Planted("answers-other-rule", "answers", "thresholds are half a nat too high at calibrated points alone",
+            made(LooserWhereCalibrated), CLAIM, r"EMAD-F1 is not decided: .*the rule gives depth",
             case="EMAD-F1"),
     Planted("stop-least-alone", "generation", "of several stop tokens the smallest id alone ends a row",
             made(LeastStop), ENDINGS, ENDED),

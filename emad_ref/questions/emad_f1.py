@@ -27,11 +27,18 @@ def decide(found: Found, asked: Asked) -> Verdict:
 
 
 def answer(evidence: Evidence, asked: Asked) -> Answer:
-    """The points put forward on the run's corpus and on every task; beside it the operating-point table."""
+    """The points put forward on the run's corpus and on every task; beside it the operating-point table.
+
+    Raises:
+        Refuted: the decoder under test does not give what is read for it (``Bridging.spot_checked``).
+    """
     verdict = quality_premise(evidence, asked)
     if verdict is not None:
         return Answer(verdict, evidence.corpus, evidence.fingerprint, refused=unanswered(evidence))
-    points = evidence.points
+    points, subject = evidence.points, evidence.subject
+    windows = subject.sequences("evaluate", subject.budget.evaluate)
+    for point in points.put_forward:
+        evidence.bridging.spot_checked(point, windows, evidence.scored.sequences).require()
     found = Found([at(evidence, loss) for loss in points.losses], evidence.scored.published.unmeasured)
     verdict = decide(found, asked)
     by_leg = {leg.name: leg.interval for leg in verdict.legs}

@@ -36,7 +36,8 @@ from pytest_emad.auditing import Auditor
 
 STUDY = Study(corpus="world:premise")
 FEW_PAIRS = replace(STUDY, budget=replace(BUDGETS["smoke"], pairs=2))  # how many are timed is not what is audited
-APART = ("timed", "answers", "refusal", "noise", "exits", "forged", "judge's model", "speculation")  # kinds that need a whole run
+# kinds that need a whole run
+APART = ("timed", "answers", "refusal", "noise", "exits", "forged", "judge's model", "speculation")
 ELSEWHERE = ("test_golden", "test_session_machine")  # tests that are held against a record, or shrink what they find
 PLANTED = {
     name: planted
