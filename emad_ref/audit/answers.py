@@ -6,7 +6,7 @@ them, and which of their rows, the operating system's entropy decides once the a
 
 requests  all rows are complete and end where they must; of some, always the last among them, every token is the argmax
           at the depth claimed for it, and depths are the rule's; the work of the first request is what its rows imply
-sessions  of one row all that was fed by the rule's choice: depths, signals and logits
+sessions  of one row all that was fed and not rolled back: depths, signals and logits
 
 Where states above an exit are made up the lens says nothing of what follows (``exact``): there a decoder that is known
 to be right is fed the same tokens, and must show the same. Ties are excused as in ``timed``.
@@ -190,14 +190,14 @@ def _is_near(point: OperatingPoint, signals: Floats, tolerance: float) -> bool:
 
 
 class WatchedSession:
-    """``wrapped``, with all that it shows of ``row`` kept: as long as the rule chooses, and nothing is taken back."""
+    """``wrapped``, with all that it shows of ``row`` kept, as long as every token's logits are shown."""
 
     def __init__(self, wrapped: Session, prompts: Sequence[Prompt], row: int, step: Step):
         self.wrapped, self.prompt = wrapped, copy.deepcopy(prompts[row])
         self._name, self._row, self._is_kept = f"session, row {row}", row, True
         self._tokens = [int(token) for token in self.prompt.tokens]
-        self._steps: list[tuple[int, Any, Any]] = []
-        self._write(step)
+        self._steps: list[tuple[int, Any, Any, bool]] = []  # depth, signal, logits, whether the rule chose the depth
+        self._write(step, chosen=True)
 
     @property
     def length(self) -> Ints:
@@ -213,19 +213,24 @@ class WatchedSession:
 
     def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
         step = self.wrapped.feed(tokens, depth, last)
-        self._is_kept = self._is_kept and depth is None and last is None
+        self._is_kept = self._is_kept and last is None
         if self._is_kept:
             self._tokens += [int(token) for token in tokens[self._row]]
-            self._write(step)
+            self._write(step, chosen=depth is None)
         return step
 
     def deepen(self, length: Ints) -> Step:
-        self._is_kept = False
+        self._is_kept, self._steps = False, []  # depths that were shown are no longer those taken
         return self.wrapped.deepen(length)
 
     def rollback(self, length: Ints) -> None:
-        self._is_kept = False
         self.wrapped.rollback(length)
+        prompt = len(self.prompt.tokens)
+        if self._is_kept and length[self._row] < prompt:
+            self._is_kept = False
+        elif self._is_kept:
+            kept = int(length[self._row])
+            del self._tokens[kept:], self._steps[kept - prompt + 1 :]
 
     def commit(self, length: Ints) -> None:
         self.wrapped.commit(length)
@@ -244,12 +249,11 @@ class WatchedSession:
         """What was kept of the row; None where there is nothing."""
         if not self._steps:
             return None
-        depth, signal, logits = (np.array(column) for column in zip(*self._steps, strict=True))
+        depth, signal, logits, chosen = (np.array(column) for column in zip(*self._steps, strict=True))
         tokens = np.array(self._tokens, dtype=np.int64)
-        first = len(self.prompt.tokens) - 1
-        return Trajectory(self._name, tokens, first, depth, signal, np.ones(len(depth), dtype=bool), logits)
+        return Trajectory(self._name, tokens, len(self.prompt.tokens) - 1, depth, signal, chosen, logits)
 
-    def _write(self, step: Step) -> None:
+    def _write(self, step: Step, *, chosen: bool) -> None:
         for at in range(step.depth.shape[1]):
             signal, logits = np.array(step.signal[self._row, at]), np.array(step.logits[self._row, at])
-            self._steps.append((int(step.depth[self._row, at]), signal, logits))
+            self._steps.append((int(step.depth[self._row, at]), signal, logits, chosen))

@@ -84,7 +84,7 @@ class Answers:
         new = [rule for rule in rules if self._key(rule, task, split, count) not in self._answers]
         if given.generated and len(new) > 1:
             texts = given.texts(split, count)
-            with self.models.partners(rows=ROWS) as partners:
+            with self.models.partners(rows=ROWS, audited=True) as partners:
                 self._texts.walks(partners, [(text, rule) for rule in new for text in texts])
         return [self._switched(rule, task, split, count) for rule in rules]
 
@@ -95,7 +95,7 @@ class Answers:
         walks: list[Walk] = []
 
         def write(wanted: Sequence[Wanted]) -> list[Written]:
-            with self.models.partners(rows=ROWS) as partners:
+            with self.models.partners(rows=ROWS, audited=True) as partners:
                 walks[:] = self._texts.walks(partners, [(text, rule) for text in wanted])
             return [Written(walk.tokens, walk.by_large, walk.entropy_bits) for walk in walks]
 
@@ -138,7 +138,7 @@ class Answers:
 
         def generated(wanted: Sequence[Wanted]) -> tuple[list[Written], list[Result]]:
             groups = equal(wanted)
-            with self.models.partners(rows=ROWS) as (small, large):
+            with self.models.partners(rows=ROWS, audited=True) as (small, large):
 
                 def decode(prompts: list[Prompt], text: Wanted) -> Speculated:
                     return speculate(
@@ -162,7 +162,7 @@ class Answers:
         """
 
         def write(wanted: Sequence[Wanted]) -> list[Written]:
-            with self.models.partners(rows=ROWS) as partners:
+            with self.models.partners(rows=ROWS, audited=True) as partners:
                 spoken = self._texts.spoken(partners, wanted, k, gate_bits)
             return [Written(one.tokens, int(one.model.sum()), one.entropy_bits) for one in spoken]
 
@@ -230,7 +230,7 @@ class Answers:
     def agreement(self, done: Answered, task: str, split: Split, count: int) -> list[Bools]:
         """Per item, [emitted] whether each token of a walk is the large model's greedy choice after the same
         history."""
-        with self.models.partners(rows=ROWS) as partners:
+        with self.models.partners(rows=ROWS, audited=True) as partners:
             return [
                 self._texts.choices(partners, text, walk, LARGE)
                 for text, walk in zip(self.task(task).texts(split, count), done.walks, strict=True)

@@ -118,16 +118,31 @@ class Models:
 
     @contextmanager
     def partners(
-        self, small: OperatingPoint | None = None, large: OperatingPoint | None = None, rows: int = 1
+        self,
+        small: OperatingPoint | None = None,
+        large: OperatingPoint | None = None,
+        rows: int = 1,
+        *,
+        audited: bool = False,
     ) -> Iterator[tuple[Partner, Partner]]:
-        """Decoders of both models from the host, at full depth unless points are given, open as long as the block."""
-        one, other = (evidence.subject for evidence in self.both)
-        points = small or one.full, large or other.full
+        """Decoders of both models from the host, at full depth unless points are given, open as long as the block.
+
+        ``audited``: a verdict reads what they answer, which costs too much to watch where it is timed.
+
+        Raises:
+            Refuted: as ``Subject.open_audited``.
+        """
+        points = small or self.small.subject.full, large or self.large.subject.full
         with ExitStack() as stack:
-            yield (
-                Partner(stack.enter_context(one.open(points[0], max_rows=rows)), points[0], self.vocabulary),
-                Partner(stack.enter_context(other.open(points[1], max_rows=rows)), points[1], self.vocabulary),
+            made = [
+                (evidence.subject.open_audited if audited else evidence.subject.open)(point, max_rows=rows)
+                for evidence, point in zip(self.both, points, strict=True)
+            ]
+            one, other = (
+                Partner(stack.enter_context(each), point, self.vocabulary)
+                for each, point in zip(made, points, strict=True)
             )
+            yield one, other
 
     @contextmanager
     def drafting(self, rows: int = 1) -> Iterator[Partner]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from emad_ref.audit.finding import Refuted
 from emad_ref.errors import RunStopped
 from emad_ref.evidence import published
 from emad_ref.evidence.gathered import Evidence
@@ -203,13 +204,15 @@ def test_a_foreign_decoder_is_asked_token_by_token_and_keeps_no_journal(made: Ma
     assert not (tmp_path / "journal").exists()
 
 
-def test_what_a_foreign_decoder_gets_wrong_counts(made: Make, nano: Loaded) -> None:
-    """Scores come from the decoder under test: one that always exits first is not full depth."""
+@pytest.mark.parametrize("task", ["wikitext", "gsm8k"])
+def test_what_a_foreign_decoder_gets_wrong_is_refuted(made: Make, task: str) -> None:
+    """Scores come from the decoder under test: one that always exits first is not full depth, and is not scored."""
     shallow = fixed_entropy(4, (1,), 1e9)
-    lying = made("wikitext", decoder=lambda request: ForeignDecoder(request.model.load().model, shallow), limit=1)
-    honest = made("wikitext", limit=1)
-    wrong, right = (run.scored.published.result("wikitext", FULL).scores for run in (lying, honest))
-    assert np.abs(wrong - right).max() > 0.01
+    lying = made(task, decoder=lambda request: ForeignDecoder(request.model.load().model, shallow), limit=1)
+    with pytest.raises(Refuted, match=r"answers that this verdict reads, session, row 0, position \d+") as complaint:
+        lying.scored.published.result(task, FULL)
+    assert complaint.value.finding is not None
+    assert complaint.value.finding.check == "answers"
 
 
 def test_results_are_kept_beside_the_report_and_not_run_again(
