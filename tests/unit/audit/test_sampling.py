@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from emad_ref.audit import sampling as audited
-from emad_ref.audit.finding import Finding
+from emad_ref.audit.finding import Finding, Tally
 from emad_ref.audit.sampling import Drawn, sampling
 from emad_ref.protocol import Capabilities
 from tests.decoders.cached import CachedDecoder
@@ -64,3 +67,93 @@ def test_places_are_those_of_the_probabilities_in_order() -> None:
     places = audited._places(row, 1.0, np.random.default_rng(0))
     assert 0.7 <= places[0] <= 0.9
     assert 0.0 <= places[1] <= 0.7
+
+
+# ---------------------------------------------------------------- what is rare, and rows that end early
+
+
+def rows_of(draw: Callable[[np.random.Generator, np.ndarray], int], seed: int = 0) -> list[audited._Row]:
+    """Eight rows of a hundred tokens that ``draw`` draws from a long-tailed distribution over 400 tokens."""
+    rng = np.random.default_rng(seed)
+    logits = np.log(rng.dirichlet(np.full(400, 0.3), (8, 100)))
+    p = np.exp(logits)
+    return [
+        audited._Row(0, row, np.array([draw(rng, p[row, at] / p[row, at].sum()) for at in range(100)]), logits[row])
+        for row in range(8)
+    ]
+
+
+def plainly(rng: np.random.Generator, p: np.ndarray) -> int:
+    return int(rng.choice(len(p), p=p))
+
+
+def without(keep: Callable[[np.ndarray], np.ndarray]) -> Callable[[np.random.Generator, np.ndarray], int]:
+    """Draws among the tokens that ``keep`` says, of probabilities [V]."""
+
+    def draw(rng: np.random.Generator, p: np.ndarray) -> int:
+        kept = np.where(keep(p), p, 0.0)
+        return plainly(rng, kept / kept.sum())
+
+    return draw
+
+
+TRUNCATIONS = {
+    "top-k": lambda p: p >= np.sort(p)[-60],
+    "top-p": lambda p: np.array([p[p > one].sum() for one in p]) < 0.97,
+    "min-p": lambda p: p >= 0.03 * p.max(),
+}
+
+
+def rare(rows: list[audited._Row], noise: float = 0.0) -> str | None:
+    tally = Tally("sampling", 0)
+    with tally:
+        audited._require_rare_tokens(tally, rows, 1.0, np.random.default_rng(0), noise)
+    return tally.complaint
+
+
+@pytest.mark.parametrize("cut", TRUNCATIONS)
+def test_truncation_that_ten_bins_do_not_show_is_named(cut: str) -> None:
+    complaint = rare(rows_of(without(TRUNCATIONS[cut])))
+    assert complaint is not None
+    assert "too rarely" in complaint
+    assert rare(rows_of(without(TRUNCATIONS[cut])), noise=30.0) is None  # what noise explains is excused
+
+
+def test_honest_draws_are_rarely_refuted_for_what_is_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a level of 5 % at most one in twenty, whatever the tokens: Ville's inequality holds for all events at once."""
+    monkeypatch.setattr(audited, "LEVEL", 0.05)
+    assert sum(rare(rows_of(plainly, seed)) is not None for seed in range(40)) <= 7
+
+
+def test_probabilities_of_events_are_sums_of_tokens() -> None:
+    (row, *_) = rows_of(plainly)
+    p = np.exp(row.log_p(1.0))
+    for what, (happened, chance) in audited.events(row, 1.0, np.random.default_rng(0)).items():
+        assert ((happened == 0) | (happened == 1)).all()
+        if what == "tokens beyond the 32 likeliest":
+            np.testing.assert_allclose(chance, np.sort(p, axis=-1)[:, :-32].sum(axis=-1))
+            edge = np.sort(p, axis=-1)[:, -32]
+            assert happened.tolist() == (p[np.arange(100), row.emitted] < edge).astype(float).tolist()
+
+
+def early(parted: int) -> str | None:
+    """A complaint of six rows of which the first ends early and the last ``parted`` draw other tokens then."""
+    rng = np.random.default_rng(0)
+    logits = np.log(np.full((10, 50), 1 / 50))
+    whole = [audited._Row(3, row, rng.permutation(50)[:10], logits) for row in range(6)]
+    stop = frozenset({int(whole[0].emitted[2])})
+    ended = [
+        replace(row, emitted=row.emitted[: next((at + 1 for at, t in enumerate(row.emitted) if int(t) in stop), 10)])
+        for row in whole
+    ]
+    for at in range(6 - parted, 6):
+        ended[at] = replace(ended[at], emitted=(ended[at].emitted + 1) % 50)
+    tally = Tally("sampling", 0)
+    with tally:
+        audited._require_undisturbed(tally, whole, ended, stop, 1e-5)
+    return tally.complaint
+
+
+def test_rows_that_part_once_another_has_ended_are_named() -> None:
+    assert early(0) is None
+    assert "rows [3, 4, 5] of 6 drew other tokens under the same seed once rows [0" in str(early(3))

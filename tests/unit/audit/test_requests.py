@@ -1,0 +1,138 @@
+"""Requests as users send them: right decoders of other makes pass, each check has power, and says where it has none.
+
+Planted defects are tried in ``tests/suites/test_planted.py``.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from emad_ref.audit.finding import Finding
+from emad_ref.audit.requests import (
+    STOPS,
+    VARIATIONS,
+    PrefixLens,
+    batches,
+    drawn_stops,
+    endings,
+    interleaved,
+    prefixes,
+    variations,
+)
+from emad_ref.errors import BadArgument
+from emad_ref.point import OperatingPoint, full_depth
+from emad_ref.protocol import Decoder, Prompt
+from emad_ref.record import Ints
+from tests.decoders.cached import CachedDecoder
+from tests.decoders.foreign import ForeignDecoder
+from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
+
+TOLERANCE, NEW = 1e-9, 6
+LENGTHS = (4, 1, 6, 3, 2, 5, 7)
+PROMPTS, CONTINUATION = drawn(LENGTHS, 8)
+POINT = spread_point()
+CHECKS = ("batches", "endings", "prefixes", "interleaved")
+
+
+def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder], point: OperatingPoint = POINT) -> Finding:
+    model = tiny_neox()
+    lens, rng = lens_of(model), np.random.default_rng(0)
+
+    def decoder(of: OperatingPoint) -> Decoder:
+        return made(model, of)
+
+    if check == "batches":
+        return batches(decoder(point), lens, point, PROMPTS, [7, 2], NEW, TOLERANCE)
+    if check == "endings":
+        return endings(decoder(point), lens, point, PROMPTS, NEW, rng, TOLERANCE)
+    if check == "prefixes":
+        text, others = np.random.default_rng(1).integers(0, VOCABULARY, (2, 10))
+        return prefixes(decoder(point), lens, point, text, others, NEW, rng, TOLERANCE)
+    full = full_depth(LAYERS)
+    pairs = [(decoder(full), full), (decoder(point), point)]
+    return interleaved(pairs, lens, PROMPTS[:4], CONTINUATION[:4], NEW, TOLERANCE)
+
+
+@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder])
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> None:
+    finding = checked(check, made)
+    assert finding.passed is True, finding.detail
+
+
+def test_rows_that_are_all_alike_are_inconclusive() -> None:
+    model = tiny_neox()
+    finding = batches(CachedDecoder(model, POINT), lens_of(model), POINT, [PROMPTS[0]] * 7, [7], NEW, TOLERANCE)
+    assert finding.passed is None, finding.detail
+    finding = endings(
+        CachedDecoder(model, POINT), lens_of(model), POINT, [PROMPTS[0]] * 3, NEW, np.random.default_rng(0), TOLERANCE
+    )
+    assert finding.passed is None, finding.detail
+
+
+def test_prompts_that_cannot_be_told_apart_are_inconclusive() -> None:
+    model, same = tiny_neox(), np.full(10, 3)
+    finding = prefixes(
+        CachedDecoder(model, POINT), lens_of(model), POINT, same, same, NEW, np.random.default_rng(0), TOLERANCE
+    )
+    assert finding.passed is None, finding.detail
+
+
+def test_too_little_to_ask_about_is_one_clear_error() -> None:
+    decoder, lens, rng = CachedDecoder(tiny_neox(), POINT), lens_of(tiny_neox()), np.random.default_rng(0)
+    few = np.arange(7)
+    with pytest.raises(BadArgument, match="counts"):
+        batches(decoder, lens, POINT, PROMPTS, [8], NEW, TOLERANCE)
+    with pytest.raises(BadArgument, match="max_new"):
+        endings(decoder, lens, POINT, PROMPTS, 2, rng, TOLERANCE)
+    with pytest.raises(BadArgument, match="text"):
+        prefixes(decoder, lens, POINT, few, few, NEW, rng, TOLERANCE)
+    with pytest.raises(BadArgument, match="continuations"):
+        interleaved([(decoder, POINT)], lens, PROMPTS[:3], CONTINUATION[:3], NEW, TOLERANCE)
+
+
+def test_a_stop_set_ends_rows_by_several_ids_and_holds_ends_of_prompts() -> None:
+    emitted = [np.arange(10 * row, 10 * row + 8) for row in range(20)]
+    prompts = [Prompt(np.array([900 + row])) for row in range(20)]
+    for seed in range(20):
+        stops = drawn_stops(emitted, prompts, np.random.default_rng(seed))
+        assert len(stops) == STOPS
+        assert len(stops & {900, 901, *range(902, 920)}) == 2
+        assert any(int(tokens[0]) in stops for tokens in emitted)
+        assert any(stop % 10 for stop in stops if stop < 900)
+
+
+def test_variations_are_those_that_keys_of_a_cache_mix_up() -> None:
+    text, others = np.arange(10), np.arange(50, 60)
+    varied = [each.tolist() for each in variations(text, others)]
+    assert len(varied) == VARIATIONS
+    assert varied[0] == varied[1] == text.tolist()
+    alike = [each for each in varied[2:] if len(each) == 10]
+    assert len({tuple(each) for each in alike}) == 5
+    assert any(sorted(each) == text.tolist() for each in alike)
+    assert any(each[:-1] == text[:-1].tolist() for each in alike)
+    assert any(each[1:] == text[1:].tolist() for each in alike)
+    assert text[:5].tolist() in varied
+    assert any(each[:10] == text.tolist() and len(each) == 15 for each in varied)
+
+
+def test_a_beginning_is_read_out_of_the_last_answer() -> None:
+    asked: list[int] = []
+    lens = lens_of(tiny_neox())
+
+    class Counting:
+        def __call__(self, tokens: Ints, first: int = 0) -> np.ndarray:
+            asked.append(len(tokens))
+            return lens(tokens, first)
+
+        lead = lens.lead
+
+    remembering, tokens = PrefixLens(Counting()), np.arange(9)
+    whole = remembering(tokens, 2)
+    np.testing.assert_allclose(remembering(tokens[:6], 3), whole[1:4])
+    np.testing.assert_allclose(remembering(tokens[:6], 3), lens(tokens[:6], 3), atol=1e-9)
+    assert asked == [9]
+    remembering(np.arange(1, 7), 3)
+    remembering(tokens, 1)
+    assert asked == [9, 6, 9]
