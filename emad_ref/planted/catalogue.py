@@ -24,7 +24,18 @@ from emad_ref.planted.entry import Planted
 CATALOGUE: dict[str, Planted] = {
     planted.name: planted
     for module in (
-        honest, keys, depths, sessions, ledgers, drawing, speculating, refusing, meddling, fields, pages, requests
+        honest,
+        keys,
+        depths,
+        sessions,
+        ledgers,
+        drawing,
+        speculating,
+        refusing,
+        meddling,
+        fields,
+        pages,
+        requests,
     )  # fmt: skip
     for planted in module.PLANTED
 }

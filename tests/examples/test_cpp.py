@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 
 from emad_ref.audit import Finding, decisions, forced, generation, rollback, rows, tolerance
 from emad_ref.audit.lens import Lens
+from emad_ref.audit.requests import batches, endings, interleaved, prefixes
 from emad_ref.errors import BadArgument
 from emad_ref.point import BinSpec, Estimator, OperatingPoint, full_depth, truncated
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Session, Unsupported
@@ -31,6 +32,7 @@ TOLERANCE = tolerance("gpt_neox", "float32", "cpu")
 LONGEST = 200  # of the prompts: past what requests are timed at
 FED, NEW = 12, 24
 LAYERS, VOCABULARY = 5, 101  # of the odd model
+MANY = 33  # rows of one request
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,25 @@ def audited(
 
 
 # ---------------------------------------------------------------- it decides as the rule says
+
+
+@pytest.mark.parametrize("check", ["batches", "endings", "prefixes", "interleaved"])
+def test_it_answers_requests_as_users_send_them(remote: Remote, odd: tuple[Path, Lens], check: str) -> None:
+    folder, lens = odd
+    point, full, rng = spread(lens, LAYERS, VOCABULARY), full_depth(LAYERS), np.random.default_rng(0)
+    prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in rng.integers(1, 12, MANY)]
+    made = [(opened(remote, folder, each, max_rows=MANY), each) for each in (full, point, full)]
+    if check == "batches":
+        finding = batches(made[1][0], lens, point, prompts, [MANY, 9], FED, TOLERANCE)
+    elif check == "endings":
+        finding = endings(made[1][0], lens, point, prompts, FED, rng, TOLERANCE)
+    elif check == "prefixes":
+        text, others = rng.integers(0, VOCABULARY, (2, 16))
+        finding = prefixes(made[1][0], lens, point, text, others, FED, rng, TOLERANCE)
+    else:
+        continuation = rng.integers(0, VOCABULARY, (4, FED))
+        finding = interleaved(made, lens, prompts[:4], continuation, FED, TOLERANCE)
+    assert finding.passed is True, finding
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

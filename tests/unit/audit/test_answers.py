@@ -11,10 +11,14 @@ import pytest
 
 from emad_ref.audit.answers import KEPT, AuditedDecoder
 from emad_ref.audit.finding import Finding
+from emad_ref.decoding.walked import WalkedDecoder
+from emad_ref.models.causal import CausalStepper
+from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Prompt, Step
 from emad_ref.record import Ints, Record
 from tests.decoders.cached import CachedDecoder, CachedSession
 from tests.decoders.subject import drawn, lens_of, spread_point, tiny_neox
+from tests.small import LAYERS, VOCABULARY, small_model
 
 TOLERANCE, NEW = 1e-9, 6
 PROMPTS, CONTINUATION = drawn((4, 1, 6, 3), 8)
@@ -108,3 +112,32 @@ def test_which_answers_are_kept_follows_no_seed() -> None:
         decoder = audited(CachedDecoder(tiny_neox(), POINT))
         kept.add(tuple(decoder._place(number, KEPT) for number in range(1, 3 * KEPT)))
     assert len(kept) > 1
+
+
+# ---------------------------------------------------------------- where states above an exit are made up
+
+
+def copying(changed: float = 0.0) -> Finding:
+    """What is found of a decoder under ``copying`` whose thresholds are ``changed`` by so much."""
+    stepper = CausalStepper(small_model("gpt_neox", seed=3))
+    asked = OperatingPoint("c", "quantile", LAYERS, LAYERS, (1, 3), ((4.0, 4.0),), "copying")
+    theirs = replace(asked, thresholds=tuple(tuple(one + changed for one in row) for row in asked.thresholds))
+    decoder = AuditedDecoder(
+        WalkedDecoder(stepper, theirs, max_rows=3), asked, lambda source: pytest.fail("the lens says nothing"), 1e-6,
+        lambda: WalkedDecoder(stepper, asked),
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    prompts = [Prompt(rng.integers(0, VOCABULARY, n)) for n in (3, 1, 5)]
+    decoder.generate(prompts, NEW, frozenset())
+    session, _ = decoder.start(prompts)
+    session.feed(rng.integers(0, VOCABULARY, (3, 4)))
+    return decoder.finding()
+
+
+def test_where_states_are_made_up_a_decoder_of_ours_is_asked_the_same() -> None:
+    finding = copying()
+    assert finding.passed is True, finding.detail
+    assert finding.n >= 2 * NEW
+    finding = copying(changed=10.0)
+    assert finding.passed is False
+    assert re.search(r"position \d+, depth \d+: our own decoder stops at depth \d+", finding.detail), finding
