@@ -22,9 +22,9 @@ from emad_ref.audit.requests import (
 )
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
-from emad_ref.protocol import Decoder, Prompt
+from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
 from emad_ref.record import Ints
-from tests.decoders.cached import CachedDecoder
+from tests.decoders.cached import CachedDecoder, CachedSession
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
 
@@ -54,7 +54,20 @@ def checked(check: str, made: type[CachedDecoder] | type[ForeignDecoder], point:
     return interleaved(pairs, lens, PROMPTS[:4], CONTINUATION[:4], NEW, TOLERANCE)
 
 
-@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder])
+class Unforced(CachedSession):
+    """Depths are the rule's alone."""
+
+    def feed(self, tokens: Ints, depth: Ints | None = None, last: int | None = None) -> Step:
+        if depth is not None:
+            raise Unsupported("depths cannot be forced")
+        return super().feed(tokens, depth, last)
+
+
+class DeclinesForcedDepth(CachedDecoder):
+    session = Unforced
+
+
+@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder, DeclinesForcedDepth])
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> None:
     finding = checked(check, made)
