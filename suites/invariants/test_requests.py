@@ -14,7 +14,7 @@ from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
-NEW = 12
+NEW, BATCHED = 12, 8  # new tokens of a row, and of one of many
 FEWEST = 6  # rows: one more than other audits ask for
 ENDING = 12  # rows of which several end by ids of their own
 SHARED = (12, 40)  # tokens of a prompt that others share the beginning of
@@ -29,7 +29,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
     point, most = emad_evidence.bridging.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
     with subject.open_drawn(point, emad_rng, brief(emad_rng, most), 1) as (decoder, prompts, _):
-        emad_audit(batches(decoder, subject.lens, point, prompts, counts, NEW, subject.tolerance))
+        emad_audit(batches(decoder, subject.lens, point, prompts, counts, BATCHED, subject.tolerance))
 
 
 def test_rows_end_at_any_stop_token_and_at_no_other(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from emad_ref.audit.finding import Finding
@@ -25,9 +26,9 @@ def test_a_claim_whose_answers_are_refuted_is_recorded_as_not_decided_and_fails(
     audits: list[Finding] = []
     verdicts: list[Any] = []
     record: Any = SimpleNamespace(audit=audits.append, claim=lambda verdict, *about: verdicts.append((verdict, about)))
-    docket: Any = SimpleNamespace(asked=lambda *about: Asked(claim, "m", 0))
+    docket: Any = SimpleNamespace(asked=lambda *about: Asked(claim, "m", np.random.default_rng(0)))
     evidence: Any = SimpleNamespace(name="m", corpus="text", fingerprint="f00d")
-    with pytest.raises(pytest.fail.Exception, match="EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
+    with pytest.raises(pytest.fail.Exception, match=r"EMAD-F1 is not decided: .*row 31, position 4: emitted 3"):
         record_answer(evidence, 4, docket, record, "EMAD-F1", Question("EMAD-F1", "model", refuted, legs=lambda *_: 1))
     assert audits == [FOUND]
     ((verdict, about),) = verdicts
