@@ -36,7 +36,7 @@ CATALOGUE: dict[str, Planted] = {
         fields,
         pages,
         requests,
-    )  # fmt: skip
+    )
     for planted in module.PLANTED
 }
 
