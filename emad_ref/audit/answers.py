@@ -126,7 +126,7 @@ class AuditedDecoder:
         prompts, record, point = answer.prompts, answer.record, self.point
         trajectories = read_record(tally, record, prompts, answer.max_new, answer.stop, point)
         last = len(prompts) - 1
-        for row in {last, *self._draw.sample(range(len(prompts)), min(ROWS - 1, len(prompts)))}:
+        for row in (last, *self._draw.sample(range(last), min(ROWS - 1, last))):
             self._hold(tally, trajectories[row], prompts[row], record.emitted[row], tolerance)
         if counted and self._is_exact and read_from_logits(point):
             readouts = [Readouts.whole(point, len(trajectory.depth)) for trajectory in trajectories]

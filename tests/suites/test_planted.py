@@ -79,7 +79,7 @@ def complaints(evidence: Evidence, test: str) -> Iterator[str]:
     marks = [mark.args for mark in getattr(function, "pytestmark", []) if mark.name == "parametrize"]
     for values in product(*(given for _, given in marks)):
         rng = np.random.default_rng(evidence.study.seed)
-        known = {"emad_evidence": evidence, "emad_audit": audit, "emad_rng": rng}
+        known = {"emad_evidence": evidence, "emad_audit": audit, "emad_rng": rng, "emad_record": record}
         known |= dict(zip((argument for argument, _ in marks), values, strict=True))
         try:
             function(**{argument: known[argument] for argument in inspect.signature(function).parameters})
