@@ -190,7 +190,7 @@ class DeclinesToFeed(PlantedSession):
 
 def in_the_machine(evidence: Evidence, settings: Any) -> None:
     module: Any = importlib.import_module("suites.invariants.test_session_machine")
-    module.test_session_survives_any_order_of_operations(evidence, settings)
+    module.test_session_survives_any_order_of_operations(evidence, lambda finding: None, settings)
 
 
 def in_the_claim(evidence: Evidence, settings: Any) -> None:
