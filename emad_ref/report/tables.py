@@ -168,7 +168,10 @@ def _plain(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(_plain(key, part) for part in value)}]"
     if isinstance(value, float):
-        return f"{100 * value:z.2f}" if key.endswith(" %") else f"{value:z.4g}"
+        percent = key.endswith(" %")
+        scaled = 100 * value if percent else value
+        # a percentage of a million and more is written with a power of ten, as `numbers.percent` writes it
+        return f"{scaled:z.2f}" if percent and abs(value) < numbers.VAST else f"{scaled:z.4g}"
     return ABSENT if value is None else str(value)
 
 

@@ -26,6 +26,7 @@ from emad_ref.report.shipped import shipped_tests
 from pytest_emad.options import OPTIONS
 from tests.examples.conftest import EXAMPLES, ROOT
 from tests.unit.report.sample import passed, report_2, verdict, written
+from tests.unit.report.test_verifying import audit
 
 GITHUB, PLUGIN = EXAMPLES / "github", EXAMPLES / "plugin"
 WORKFLOW = yaml.safe_load((GITHUB / "gate.yml").read_text(encoding="utf-8"))
@@ -164,9 +165,11 @@ def test_the_readme_says_what_the_workflow_runs() -> None:
 
 def whole(outcome: str = "survived", **changes: Any) -> dict[str, Any]:
     """A report of the plugin's suite, with one gate."""
-    tests = [passed(name) for name in shipped_tests() if name.startswith("suites/fidelity")]
-    empty: Mapping[str, Any] = {"points": [], "waivers": [], "deselected": []}
-    run = report_2()["run"] | {"asked": ["suites/fidelity"]}
+    asked = "suites/fidelity", "suites/invariants"
+    tests = [passed(name) for name in shipped_tests() if name.startswith(asked)]
+    audits = [audit(test["nodeid"]) for test in tests]
+    empty: Mapping[str, Any] = {"points": [], "waivers": [], "deselected": [], "audits": audits}
+    run = report_2()["run"] | {"asked": [*asked]}
     return report_2(tests=tests, claims=[verdict(outcome)], run=run) | empty | changes
 
 

@@ -83,7 +83,15 @@ def test_packed_weights_are_exempt_from_the_parameter_count_and_nothing_else_is(
 def test_a_model_that_cannot_be_quantised_here_is_refused(loaded):
     double = small_model("llama")  # float64
     with pytest.raises(BadArgument, match=r"torch\.float64 on cpu.*float32 on the CPU"):
-        int8_copy(type(loaded)("x", double, None, "f", CausalStepper(double).geometry, False, False, {}))
+        int8_copy(
+            type(loaded)(
+                "x", double, None, "f", CausalStepper(double).geometry, False, False, {}, loaded.special_tokens, ()
+            )
+        )
     gpt2 = small_model("gpt2", torch.float32)
     with pytest.raises(BadArgument, match=r"blocks made of nn\.Linear"):
-        int8_copy(type(loaded)("x", gpt2, None, "f", CausalStepper(gpt2).geometry, False, False, {}))
+        int8_copy(
+            type(loaded)(
+                "x", gpt2, None, "f", CausalStepper(gpt2).geometry, False, False, {}, loaded.special_tokens, ()
+            )
+        )

@@ -5,6 +5,7 @@ Tokens, depths, logits, signals, lengths, caps and work are compared as they sta
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from emad_ref.readout.tuned import attach_lens
 from emad_ref.record import Record, Work
 from emad_ref.wire.address import address
 from emad_ref.wire.failure import DecoderFailed
+from emad_ref.workers.supervisor import descendants
 from tests.lenses import drawn_lens
 
 ROOT = Path(__file__).parents[2]
@@ -237,8 +239,9 @@ def test_a_server_killed_within_a_call_is_one_clear_failure(piped: Distant, load
     """The last test: it takes the server from all others. SIGKILL while a feed is on its way."""
     session, _ = piped.make(asked(loaded, ADAPTIVE)).start(PROMPTS)
     process = piped._remote._connection._transport._process  # type: ignore[union-attr]
-    process.send_signal(signal.SIGSTOP)  # it cannot have answered before it dies
-    killer = threading.Timer(0.2, process.kill)
+    (server,) = descendants(process.pid)  # behind its supervisor
+    os.kill(server, signal.SIGSTOP)  # it cannot have answered before it dies
+    killer = threading.Timer(0.2, os.kill, (server, signal.SIGKILL))
     killer.start()
     with pytest.raises(DecoderFailed, match=r"call 'feed': no reply: it was killed by SIGKILL(.|\n)*serving emad-nano"):
         session.feed(TOKENS)

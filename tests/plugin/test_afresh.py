@@ -13,6 +13,7 @@ TASKS = """
 import os
 import time
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 @dataclass
 class Asking:
@@ -27,7 +28,9 @@ class Asking:
         if self.then == "hang":
             print("a decoder that never answers", flush=True)
             time.sleep(600)
-        return host.make_decoder(None), os.getpid()
+        point = SimpleNamespace(fixed=True, ceiling=1, layers=1)
+        decoder = host.make_decoder(SimpleNamespace(point=point, temperature=0.0))
+        return decoder, os.getpid()
 """
 PROVIDES = """
 import os

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,18 @@ def test_later():
 """
 
 
+@pytest.fixture
+def own_profile() -> Iterator[None]:
+    """Hypothesis keeps profiles for the whole process: the one in force before is put back."""
+    from hypothesis import settings
+
+    before = settings.get_current_profile_name()
+    settings.load_profile("default")
+    yield
+    settings.load_profile(before)
+
+
+@pytest.mark.usefixtures("own_profile")
 @pytest.mark.parametrize(
     ("profile", "least", "steps", "said"),
     [

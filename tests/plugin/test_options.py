@@ -192,7 +192,7 @@ def test_update_golden_from_command_line_and_ini(project: pytest.Pytester) -> No
         (["--emad-limit", "²"], "--emad-limit='²', but expected a whole number"),
         (["--emad-corpus", "x" * 300], "or an existing file; looked at"),
         (["--emad-profile="], "--emad-profile='', but expected a name"),
-        (["--emad-gate", "papers"], "--emad-gate='papers', but expected one of paper, known"),
+        (["--emad-gate", "papers"], "--emad-gate='papers', but expected one of paper, decoder, known"),
         (["--emad-gate-claims", "EMAD-X9"], "--emad-gate-claims='EMAD-X9', but expected ids of the register: EMAD-F1"),
         (["--emad-claims", "nowhere.toml"], "--emad-claims='nowhere.toml', but expected an existing file"),
         (["--emad-claims", "profile.json"], "valid TOML"),

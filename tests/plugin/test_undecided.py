@@ -231,9 +231,8 @@ def test_an_outcome_that_a_conftest_changed_is_named(suites: Path, project: pyte
     result = run(SAMPLING)
     result.assert_outcomes(passed=1)
     assert result.ret == FAILED
-    audit, body = failures(result)
+    (audit,) = failures(result)
     assert audit.startswith(f"{SAMPLING}: passed, although audit rows refuted it (row 2 is off); find the mark, hook")
-    assert "although its body ended as failed (Failed: audit rows: row 2 is off)" in body
 
 
 @pytest.mark.parametrize("arguments", [["-k", "not sampling"], ["--deselect", SAMPLING], ["-m", "nothing"]])

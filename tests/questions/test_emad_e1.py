@@ -40,4 +40,4 @@ def test_a_rise_is_named_with_its_size():
 
 def test_below_thirty_documents_it_is_inconclusive():
     assert judged([-1.0, 1.0], n=29).verdict == "inconclusive"
-    assert judged([-1.0, 1.0], n=30).verdict == "falsified"
+    assert judged([-1.0, 1.0], n=40).verdict == "falsified"  # unequal lengths: fewer effective documents

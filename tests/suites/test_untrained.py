@@ -8,6 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from emad_ref.models import bundled
+from pytest_emad import integrity
 from tests.suites.conftest import SIZES, Run, only, text_of, verdicts_of
 
 QUALITY = ("EMAD-E1", "EMAD-F1", "EMAD-F1-literal")
@@ -18,6 +19,7 @@ def bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A bundled name whose geometry is tiny: ``random:`` reads its config and no weights."""
     AutoConfig.for_model("gpt_neox", **SIZES).save_pretrained(tmp_path / "weights" / "pocket")
     monkeypatch.setattr(bundled, "weights_folder", lambda: tmp_path / "weights")
+    monkeypatch.setattr(integrity, "replaced", lambda item: [])  # the folder of weights is replaced on purpose
     return "random:pocket"
 
 
