@@ -75,7 +75,7 @@ class Requests:
     ``done``     arm → [pairs]; of ``audited`` pairs as it was, of the others no more than what was emitted.
     ``process``  int64 [pairs]: in which process each was timed; None: all in this one.
     ``opening``  decoder's arm → seconds to the first new token, of a few pairs (``apart``).
-    ``executed`` arm that keeps records → float64 [pairs, 2]: blocks run for its tokens, and keys that these met.
+    ``executed`` arm that keeps records → float64 [pairs, 2]: blocks run for decoded tokens, and keys that these met.
     ``entropy``  drawn after the last request: the seed of what is looked at; None: ``audited`` was asked for.
     """
 
@@ -500,15 +500,17 @@ def drawn_afterwards(entropy: int, rows: int, pairs: Collection[int]) -> list[in
 
 
 def _executed(done: Done) -> tuple[float, float]:
-    """(blocks run for the tokens of a record, keys that these met), as its depths have them; NaN of drafted ones.
+    """(blocks run for the decoded tokens of a record, keys that these met), as its depths have them; NaN of drafted ones.
 
+    A prompt runs at full depth in every arm and all at once: counted with them, it would hide how much less a step does.
     Tokens that are drafted and verified run several at once: their number says nothing of time.
     """
     assert isinstance(done, Record), "only of arms that keep records"
     tokens = done.tokens
     if not np.isin(tokens.phase, (PROMPT, DECODE)).all():
         return np.nan, np.nan
-    return float(tokens.depth.sum()), float((tokens.depth * (tokens.position + 1)).sum())
+    depth, position = (column[tokens.phase == DECODE] for column in (tokens.depth, tokens.position))
+    return float(depth.sum()), float((depth * (position + 1)).sum())
 
 
 def _decoding(decoder: Decoder, new: int) -> Callable[[list[Prompt]], Done]:

@@ -30,6 +30,10 @@ READ = 4_000  # pieces of a document that are looked at: more than the windows o
 KEPT = 256  # smallest hashes of a document: the index is known to 0.03 near the threshold
 # of them, by which likely duplicates are found: two texts that are alike share fewer than two once in 300 times
 LOOKED_UP = 16
+# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON of them have tells little
+# and is looked up only for a document that has fewer than RARE others; no hash leads to more than MOST documents, and no
+# document is compared with more than COMPARED, those with which it shares most. Time so grows with the documents alone.
+COMMON, RARE, MOST, COMPARED = 64, 6, 1_024, 8
 ENDLESS = 10_000  # near-duplicates in a row, after which a source says nothing new any more
 
 _PIECE = re.compile(r"\w{1,6}")  # long runs are cut: not every script puts spaces between words
@@ -64,16 +68,21 @@ class Seen:
     def place(self, text: str) -> tuple[int, bool]:
         """(number of the first document like this one among those that differ, whether this is that first)."""
         mine = sketch(text)
-        lookup = mine[:LOOKED_UP].tolist()
-        shared = Counter(number for code in lookup for number in self._holders.get(code, ()))
-        enough = 2 if len(lookup) == LOOKED_UP else 1
-        for number in sorted(number for number, codes in shared.items() if codes >= enough):
+        lookup, holders = mine[:LOOKED_UP].tolist(), self._holders
+        rare = [code for code in lookup if len(holders.get(code, ())) < COMMON]
+        lookup = rare if len(rare) >= RARE else lookup
+        shared = Counter(number for code in lookup for number in holders.get(code, ()))
+        enough = 2 if len(mine) >= LOOKED_UP else 1
+        likely = [number for number, codes in shared.most_common(COMPARED) if codes >= enough]
+        for number in sorted(likely):
             if resemblance(mine, self._sketches[number]) >= ALIKE:
                 return number, False
         number = len(self._sketches)
         self._sketches.append(mine)
         for code in lookup:
-            self._holders.setdefault(code, []).append(number)
+            known = holders.setdefault(code, [])
+            if len(known) < MOST:
+                known.append(number)
         return number, True
 
 

@@ -128,6 +128,13 @@ def timing(host: Host) -> Evidence:
     return made
 
 
+def test_the_work_that_explains_a_speed_is_that_of_decoded_tokens(timed_evidence: Evidence):
+    """A prompt of any length runs at full depth in either arm, at once: it must not hide how much less a step does."""
+    watch = timed_evidence.stopwatch
+    for rows, timed in watch.timed(watch.point).items():
+        assert (timed.executed["full"][:, 0] == rows * SHAPE[1] * LAYERS).all()
+
+
 def point_of(evidence: Evidence):
     return evidence.traces.profile.point(0.0)
 

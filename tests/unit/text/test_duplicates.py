@@ -8,6 +8,7 @@ from itertools import islice, repeat
 
 import pytest
 
+from emad_ref.text import duplicates
 from emad_ref.text.documents import Split
 from emad_ref.text.duplicates import ENDLESS, Distinct, clusters, resemblance, sketch
 from emad_ref.text.sources import documents_of
@@ -82,3 +83,22 @@ def test_a_source_that_repeats_itself_for_ever_ends() -> None:
     found = Distinct(repeat("the one and only document that there is"))
     assert len(list(found)) == 1
     assert found.left_out == ENDLESS
+
+
+def test_documents_under_one_header_are_compared_with_few_others_and_copies_are_found(monkeypatch) -> None:
+    """A licence over a third of every document: to compare all of them with all would take hours."""
+    compared = 0
+
+    def counted(a, b) -> float:
+        nonlocal compared
+        compared += 1
+        return resemblance(a, b)
+
+    monkeypatch.setattr(duplicates, "resemblance", counted)
+    header, number = text(0, 60), 300
+    documents = [f"{header} {text(seed, 90)}" for seed in range(1, number + 1)]
+    signed = [f"{header} {text(seed, 3)}" for seed in range(number + 1, number + 4)]
+    copies = [changed(document, 15) for document in documents[-20:]]
+    found = clusters([*documents, *signed, *copies]).tolist()
+    assert found == [*range(number), *[number] * 3, *range(number - 20, number)]
+    assert compared <= duplicates.COMPARED * len(found)
