@@ -500,9 +500,9 @@ def drawn_afterwards(entropy: int, rows: int, pairs: Collection[int]) -> list[in
 
 
 def _executed(done: Done) -> tuple[float, float]:
-    """(blocks run for the decoded tokens of a record, keys that these met), as its depths have them; NaN of drafted ones.
+    """(blocks run for decoded tokens of a record, keys that these met), as its depths have them; NaN of drafted ones.
 
-    A prompt runs at full depth in every arm and all at once: counted with them, it would hide how much less a step does.
+    A prompt runs at full depth in every arm, all at once: counted with them, it would hide how much less a step does.
     Tokens that are drafted and verified run several at once: their number says nothing of time.
     """
     assert isinstance(done, Record), "only of arms that keep records"

@@ -30,9 +30,9 @@ READ = 4_000  # pieces of a document that are looked at: more than the windows o
 KEPT = 256  # smallest hashes of a document: the index is known to 0.03 near the threshold
 # of them, by which likely duplicates are found: two texts that are alike share fewer than two once in 300 times
 LOOKED_UP = 16
-# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON of them have tells little
-# and is looked up only for a document that has fewer than RARE others; no hash leads to more than MOST documents, and no
-# document is compared with more than COMPARED, those with which it shares most. Time so grows with the documents alone.
+# Many documents begin alike (a licence, a letterhead) and go on differently. A hash that COMMON of them have says
+# little: it is looked up only for a document with fewer than RARE others. No hash leads to more than MOST documents,
+# and no document is compared with more than COMPARED, those that share most with it: time grows with their number.
 COMMON, RARE, MOST, COMPARED = 64, 6, 1_024, 8
 ENDLESS = 10_000  # near-duplicates in a row, after which a source says nothing new any more
 

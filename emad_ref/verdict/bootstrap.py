@@ -74,9 +74,9 @@ def studentised(
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
     found = by_t(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
-    gap, mean = threshold - value, float(weight.mean())
+    gap, mean, equal = threshold - value, float(weight.mean()), counted == len(x)
     if worst is None or error == 0:
-        return replace(found, n=counted, distance=Distance(gap, error, worst))
+        return replace(found, n=counted, distance=Distance(gap, error, worst, equal=equal))
     worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean
 
     def below(gaps: Floats) -> Floats:
@@ -92,7 +92,7 @@ def studentised(
         n=counted,
         p_above=max(found.p_above, priced(above, -gap, best, counted)),
         p_below=max(found.p_below, priced(below, gap, worst, counted)),
-        distance=Distance(gap, error, worst),
+        distance=Distance(gap, error, worst, equal=equal),
     )
 
 

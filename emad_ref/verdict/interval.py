@@ -9,7 +9,7 @@
 
 Every estimate has a two-sided 95 % interval to show, and two p-values against the caller's threshold, so that Holm's
 correction can be applied where legs meet (``legs``). Interval and p-value come from the same distribution: p ≤ 5 %
-exactly where the one-sided 95 % bound lies beyond the threshold. One exception: ``p_below`` of a perplexity also pays
+exactly where the one-sided 95 % bound lies beyond the threshold. One exception: the p-values of a perplexity also pay
 for documents that no sample shows (``priced``), while the interval describes the documents that were seen.
 
 What is resampled is what was sampled: documents, items, pairs (``units``); never tokens, which depend on each other.
@@ -39,12 +39,14 @@ class Distance:
     ``error``  standard error of the value; 0 where the units show no spread.
     ``worst``  what an unseen unit may add, in the same unit (``priced``); None where that is not paid for.
     ``least``  smallest number of units with which a bootstrap can decide on this side at all.
+    ``equal``  whether all units weigh the same; else n is their effective number.
     """
 
     gap: float
     error: float
     worst: float | None = None
     least: int = 0
+    equal: bool = True
 
 
 @dataclass(frozen=True)
@@ -102,12 +104,16 @@ def needed_n(estimate: Estimate, error: float) -> int | None:
     The distance to the threshold in standard errors grows with √n: n · (z_error / z_now)². Where unseen units are paid
     for, the smallest n whose price leaves that distance.
     """
-    if estimate.distance is not None:
-        return _needed(estimate.distance, estimate.n, error)
-    now = -float(stats.norm.ppf(min(estimate.p_above, estimate.p_below)))
+    distance, n, p = estimate.distance, estimate.n, min(estimate.p_above, estimate.p_below)
+    if distance is not None:
+        number = _needed(distance, n, error)
+        if number is None or number > n or not p > error:
+            return number
+        # a normal mean would be decided by now, and this one, which is skewed, is not
+    now = -float(stats.norm.ppf(p))
     if not now > 0:
         return None
-    return max(estimate.n, math.ceil(estimate.n * (-float(stats.norm.ppf(error)) / now) ** 2))
+    return max(n, math.ceil(n * (-float(stats.norm.ppf(error)) / now) ** 2))
 
 
 def _needed(distance: Distance, n: int, error: float) -> int | None:

@@ -131,7 +131,8 @@ def weighed(name: str, estimate: Estimate, bad: Side, threshold: float, minimum:
     tested = Tested(leg, noun, lambda error: needed_n(estimate, error), to_survive, estimate.unsteady)
     if (distance := estimate.distance) is None:
         return tested
-    return replace(tested, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
+    of = noun if distance.equal else f"{noun} of equal weight"
+    return replace(tested, noun=of, falling=(distance.gap < 0) == (bad == "above"), worst=distance.worst or 0.0)
 
 
 def corrected(tests: Sequence[Tested], other_legs: int = 0) -> list[Leg]:

@@ -116,7 +116,8 @@ def mean_rate(
         tokens: [documents] n_i ≥ 1, of the same kind of unit.
         threshold, rng, level, draws: as in ``perplexity_rise``.
         unit: of x per token.
-        worst: what a document that no sample shows may add per token; p_below then pays for it. None: nothing.
+        worst: what a document that no sample shows may add per token. p_below then pays for it, and p_above for gains
+            twice as large as the largest seen; None: neither pays.
 
     Raises:
         BadArgument: as in ``perplexity_rise``.
@@ -141,7 +142,7 @@ def mean_rate(
         found = alike(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
         least = math.ceil(counted * FEWEST_DIFFERING / differing) if differing else 0
         note = "; ".join(part for part in (found.method if differing else "", note) if part)
-        return replace(found, distance=Distance(threshold - value, error, worst, least), note=note)
+        return replace(found, distance=Distance(threshold - value, error, worst, least, counted == n), note=note)
     if draws is None:
         draws = document_draws(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:

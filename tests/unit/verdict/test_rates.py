@@ -13,6 +13,7 @@ from scipy import stats
 from emad_ref.errors import BadArgument
 from emad_ref.verdict.bootstrap import FEWEST_DIFFERING, document_draws
 from emad_ref.verdict.interval import needed_n, priced
+from emad_ref.verdict.legs import corrected, weighed
 from emad_ref.verdict.rates import mean_rate, perplexity_rise, profile_slope, profile_steps, slope_within_documents
 from emad_ref.verdict.units import ByDocument, ByItem, ByPair, DocumentOf, effective
 
@@ -429,3 +430,26 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
     else:
         assert of(number).p_below <= 0.051
         assert of(int(0.9 * number)).p_below > 0.05
+
+
+def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
+    """Five documents of ninety lose half a nat: 1.7 standard errors above the threshold, and not sure."""
+    each = np.where(np.arange(90) % 20 == 0, 0.55, np.linspace(-0.004, 0.006, 90))
+    tokens = ByDocument.distinct(np.full(90, 100))
+    full = tokens.like(200.0 + 0 * each)
+    rise = perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
+    assert rise.value > 0.01
+    assert rise.p_above > 0.05
+    assert needed_n(rise, 0.05) > 90
+
+
+def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones():
+    weight = np.tile([400, 20, 20, 20], 30)
+    tokens = ByDocument.distinct(weight)
+    full = tokens.like(2.0 * weight)
+    each = np.linspace(-0.01, 0.013, 120)
+    rise = perplexity_rise(full.like(weight * (2 + each)), full, tokens, threshold=0.01, rng=rng())
+    (leg,) = corrected([weighed("x", rise, "above", 0.01, {"documents": 30})])
+    assert leg.n < 60
+    assert "120 unequal documents count as" in leg.reason
+    assert "documents of equal weight would decide it" in leg.remedy
