@@ -74,7 +74,7 @@ def studentised(
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.sort(np.nan_to_num(shift / drawn_error, nan=0.0, posinf=np.inf, neginf=-np.inf))
     found = by_t(value, error, t, len(x), threshold=threshold, level=level, unit=unit, noun=noun)
-    gap, mean, equal = threshold - value, float(weight.mean()), counted == len(x)
+    gap, mean, equal = threshold - value, float(weight.mean()), 2 * counted > len(x)
     if worst is None or error == 0:
         return replace(found, n=counted, distance=Distance(gap, error, worst, equal=equal))
     worst, best = max(worst, FARTHER * float(z.max()) / mean), FARTHER * float(-z.min()) / mean

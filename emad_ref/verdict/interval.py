@@ -39,7 +39,7 @@ class Distance:
     ``error``  standard error of the value; 0 where the units show no spread.
     ``worst``  what an unseen unit may add, in the same unit (``priced``); None where that is not paid for.
     ``least``  smallest number of units with which a bootstrap can decide on this side at all.
-    ``equal``  whether all units weigh the same; else n is their effective number.
+    ``equal``  whether their effective number, which n is, is more than half of the units.
     """
 
     gap: float

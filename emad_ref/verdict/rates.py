@@ -142,7 +142,7 @@ def mean_rate(
         found = alike(value, common, away, differing, n, unit=unit, noun=noun, counted=counted, **few)
         least = math.ceil(counted * FEWEST_DIFFERING / differing) if differing else 0
         note = "; ".join(part for part in (found.method if differing else "", note) if part)
-        return replace(found, distance=Distance(threshold - value, error, worst, least, counted == n), note=note)
+        return replace(found, distance=Distance(threshold - value, error, worst, least, 2 * counted > n), note=note)
     if draws is None:
         draws = document_draws(n, RESAMPLES, rng)
     if draws.ndim != 2 or draws.shape[1] != n:

@@ -433,14 +433,16 @@ def test_the_number_needed_is_the_fewest_that_the_price_leaves_undecided(n):
 
 
 def test_a_skewed_rise_that_a_normal_one_would_decide_asks_for_more():
-    """Five documents of ninety lose half a nat: 1.7 standard errors above the threshold, and not sure."""
-    each = np.where(np.arange(90) % 20 == 0, 0.55, np.linspace(-0.004, 0.006, 90))
-    tokens = ByDocument.distinct(np.full(90, 100))
+    """Documents that rise by 3 % but for a long tail of gains: two standard errors above, and not sure."""
+    tail = np.exp(1.2 * stats.norm.ppf((np.arange(100) + 0.5) / 100))
+    each = 0.015 * (2 - tail / tail.mean())
+    tokens = ByDocument.distinct(np.full(100, 100))
     full = tokens.like(200.0 + 0 * each)
     rise = perplexity_rise(full.like(200 + 100 * each), full, tokens, threshold=0.01, rng=rng())
-    assert rise.value > 0.01
-    assert rise.p_above > 0.05
-    assert needed_n(rise, 0.05) > 90
+    (leg,) = corrected([weighed("x", rise, "above", 0.01, {"documents": 30})])
+    assert leg.outcome == "inconclusive"
+    assert 100 < leg.enough < 250
+    assert leg.remedy in leg.reason
 
 
 def test_the_number_needed_of_unequal_documents_says_that_it_counts_equal_ones():
