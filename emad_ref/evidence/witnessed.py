@@ -24,6 +24,7 @@ from emad_ref.audit.witness import Seen, witness
 from emad_ref.evidence.bridging import Bridging
 from emad_ref.meters.clock import paired
 from emad_ref.meters.flops import flops
+from emad_ref.meters.tracing import tracers
 from emad_ref.models.executed import Executed
 from emad_ref.protocol import Decoder, Prompt, Unsupported
 from emad_ref.record import READOUTS, Ints, Work
@@ -100,7 +101,12 @@ class Witnessed:
 
     @cached_property
     def times(self) -> Finding:
-        """Of tokens that are forced to a quarter of the layers, beside the same tokens at full depth."""
+        """Of tokens that are forced to a quarter of the layers, beside the same tokens at full depth.
+
+        Verdicts that measure no time ask for it, too: they do without where a tracer or debugger is active.
+        """
+        if active := list(tracers()):
+            return Finding("witness by time", None, f"not timed beside {', '.join(active)}", 0, 0)
         try:
             ratio = self._speedup()
         except Unsupported as refusal:

@@ -145,13 +145,16 @@ class Interruptions:
         return every, rest if machine_b else ~self.a, rest if machine_a else ~self.b
 
     def note(self, ratio: float) -> str:
-        """What became of such pairs, in words; ``ratio`` is that of all pairs. "" where there are none."""
+        """What became of such pairs, in words; "" where there are none.
+
+        ``ratio``: of all pairs, the baseline ``a`` over the candidate ``b``.
+        """
         struck, (a, b) = int(self.either.sum()), self.counts
         if not struck:
             return ""
-        said = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by one arm, {b} by the other)"
+        said = f"{struck} of {len(self.a)} pairs lie far from the others ({a} by the baseline, {b} by the candidate)"
         if self.own:
-            return f"{said}: that arm is slow at times, and they count"
+            return f"{said}: the {'baseline' if a > b else 'candidate'} is slow at times, and they count"
         if all(self.of_machine):
             return f"{said} and are set aside as interrupted; {ratio:.4g}× with them"
         return f"{said}: interrupted, or an arm that is slow at times"

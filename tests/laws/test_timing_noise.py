@@ -139,7 +139,7 @@ def test_an_arm_that_is_slow_at_times_is_not_flattered():
     """1.5 × as fast on nineteen requests of twenty and ten times slower on the other: 1.03 × in total."""
     found = [total_ratio(a, b, threshold=1.1) for a, b in seconds(slow_at_times(0.05, 1.5), 120, 100)]
     assert sum(each.p_above <= LEVEL for each in found) <= 6
-    counted = [each for each in found if "that arm is slow at times, and they count" in each.note]
+    counted = [each for each in found if "the candidate is slow at times, and they count" in each.note]
     assert len(counted) >= 60
     assert not any("set aside" in each.note for each in found)
 

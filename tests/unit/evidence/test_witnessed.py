@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -113,6 +114,18 @@ def test_weights_of_its_own_show_in_time(nano, elsewhere, monkeypatch):
     assert witnessed.seen.passed is None
     assert (witnessed.finding.check, witnessed.evidence) == ("witness by time", "timed")
     assert "tokens forced to 1 layers take 0.2" in witnessed.finding.detail
+
+
+def test_beside_a_tracer_nothing_is_timed_and_the_count_is_a_claim(nano, elsewhere):
+    """A verdict on quality asks on what its FLOPs stand, and coverage is no reason to fail it."""
+    kept = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        witnessed = of(nano, elsewhere)
+        assert (witnessed.finding.passed, witnessed.evidence) == (None, "claimed")
+    finally:
+        sys.settrace(kept)
+    assert "not timed beside trace function" in witnessed.finding.detail
 
 
 def test_a_quarter_of_the_layers_in_the_time_of_all_of_them_is_refuted(nano, elsewhere, monkeypatch):
