@@ -117,8 +117,6 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model",
 
 Made = tuple[Any, Any | None, dict[str, Any]]  # model, tokenizer, what to tell of the files
 
-log = logging.getLogger(__name__)
-
 
 class ModelUnavailable(EmadError):
     """Weights that could not be had: not there, not allowed, or no network."""
@@ -398,8 +396,8 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     """Model and tokenizer from a folder or the hub, and what to tell of the files."""
     where = _where(source, commit)
     folder = _folder_of(source, commit)
-    require_plain(name, folder)
-    require_no_adapter(name, folder)
+    _reach(source, name, lambda: require_plain(name, folder))
+    _reach(source, name, lambda: require_no_adapter(name, folder))
     if source.hub_id is not None and _is_stored(source, ADAPTERS[0], where):  # not every file of it is here yet
         refuse_adapter(name, ADAPTERS[0])
     settings = read_config(name, folder) if (folder / CONFIG).is_file() else {}
@@ -408,7 +406,7 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
     model, found = _reach(source, name, lambda: _read(source.place, config, dtype, where))
     require_filled(name, model, found)
-    if held is None:  # fetched a moment ago
+    if held is None or source.hub_id is not None:  # files were fetched a moment ago, which may come before others
         held = _reach(source, name, lambda: _checkpoint(name, folder, settings, config))
     told = {
         "weights": [] if held is None else list(held.read),

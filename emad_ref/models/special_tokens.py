@@ -96,6 +96,8 @@ class _Reading:
         refused: dict[int, str] = {}
         taken: Declared | None = None
         for who, token in self._declared(BOS):
+            if who == TOKENIZER and not self._is_inside(BOS, (who, token)):
+                continue  # added to the tokenizer, and never trained
             self._require_inside(who, BOS, token)
             if why := self._why_no_opening(token):
                 refused.setdefault(token, f"{who}.{BOS} is {self._shown(token)}, {why}")

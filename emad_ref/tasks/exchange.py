@@ -49,10 +49,13 @@ class Foreign:
 def encoded(value: Any) -> Any:
     """``value`` as JSON, of which ``decoded`` makes an equal value of the same type.
 
-    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``Foreign``.
+    A value of a subclass becomes one of the class in ``KINDS``; anything that is of none becomes a ``Foreign``. A
+    ``Foreign`` itself has no way back to the program: what is written of it cannot be decoded.
     """
     if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, Foreign):
+        return {"returned": value.name}
     for kind, to_json, _ in KINDS:
         if isinstance(value, kind):
             return to_json(value)
@@ -179,7 +182,10 @@ ROLES: dict[str, Callable[..., None]] = {"program": _run, "answers": _answer, "c
 def _stand_in(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callable[..., Any]:
     def candidate(*positional: Any, **named: Any) -> Any:
         call = [encoded([*positional]), encoded(named)]
-        if '{"foreign": ' in json.dumps(call):  # within a text its quotes would be escaped
+        written = json.dumps(call)
+        if '{"returned": ' in written:  # within a text its quotes would be escaped
+            _leave(1, f"{name} is called with what it gave before, which is no plain value")
+        if '{"foreign": ' in written:
             _leave(UNFIT, f"{name} is called with something that is no plain value")
         try:
             _send(asked, call)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a supervisor starts sooner without it
     import subprocess
 
 PROCESSES = Path("/proc")
-INTERRUPT = signal.SIGUSR1
+INTERRUPT = getattr(signal, "SIGUSR1", signal.SIGINT)  # Windows, which has none, has no supervisor either
 CHILD_SUBREAPER = 36  # of prctl(2)
 KILL_S = 5.0  # for killed processes to be gone; one that belongs to another user stays
 

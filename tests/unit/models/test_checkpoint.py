@@ -111,6 +111,37 @@ def test_one_file_and_shards_at_once_are_refused(copy: Path) -> None:
     assert "expected one set of weights; it holds model.safetensors and 5 shards" in refused(copy)
 
 
+def test_an_index_whose_shards_are_gone_is_left_over(copy: Path) -> None:
+    """As transformers leaves one where a sharded model is saved again in one file."""
+    sharded(copy)
+    small_model("llama", torch.float32).save_pretrained(copy)
+    assert (copy / INDEX).exists()
+    assert load(str(copy)).provenance["weights"] == [WEIGHTS]
+
+
+def test_masks_of_old_may_differ_between_two_formats(copy: Path) -> None:
+    weights = load_file(copy / WEIGHTS)
+    mask = "model.layers.0.self_attn.bias"
+    save_file(weights | {mask: torch.ones(3, dtype=torch.bool)}, copy / WEIGHTS, {"format": "pt"})
+    torch.save(weights | {mask: torch.zeros(1, 3)}, copy / "pytorch_model.bin")
+    assert load(str(copy)).provenance["unread"] == ["pytorch_model.bin"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes of folders are POSIX's")
+def test_a_subfolder_that_cannot_be_read_is_passed_over(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as lost+found on a volume of its own; root, as in a container, may read it."""
+    locked, stat = str(copy / "lost+found"), os.stat
+    Path(locked).mkdir()
+
+    def refusing(path: Any, *args: Any, **options: Any) -> Any:
+        if os.path.dirname(os.fspath(path) if isinstance(path, str | Path) else "") == locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, *args, **options)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert load(str(copy)).provenance["weights"] == [WEIGHTS]
+
+
 # ---------------------------------------------------------------- which files may be read
 
 

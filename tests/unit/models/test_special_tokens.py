@@ -88,6 +88,20 @@ def test_opening_and_ends(config, generation, named, opening, ends, remark) -> N
     assert bool(remark) == bool(found.remarks), found.remarks
 
 
+def test_an_opening_of_the_tokenizer_without_a_row_is_left_out() -> None:
+    held = tokenizer(eos_token="</s>")
+    held.add_special_tokens({"bos_token": "<added>"})
+    assert held.bos_token_id == VOCABULARY
+    inner = SimpleNamespace(vocab_size=VOCABULARY)
+    model = SimpleNamespace(
+        config=SimpleNamespace(is_encoder_decoder=False, get_text_config=lambda: inner),
+        generation_config=SimpleNamespace(to_dict=dict),
+    )
+    found = special_tokens_of(model, held, ids(TURN, EOS))
+    assert found.opening == TURN
+    assert f"tokenizer.bos_token_id names {VOCABULARY}, outside the vocabulary" in "\n".join(found.remarks)
+
+
 def test_padding_is_the_first_that_is_declared() -> None:
     for config, generation, named, padding in (
         ({"pad_token_id": 7}, {"pad_token_id": 8}, QWEN, 8),

@@ -118,3 +118,9 @@ def test_a_program_that_cannot_be_started_is_said(tmp_path):
 def test_elsewhere_a_program_is_started_as_it_is(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert supervisor.command(("./decoder", "--threads", "1")) == ["./decoder", "--threads", "1"]
+
+
+def test_it_can_be_imported_where_there_are_fewer_signals():
+    """Windows has no SIGUSR1, and is started without a supervisor."""
+    line = "import signal; del signal.SIGUSR1; import emad_ref.workers.supervisor"
+    subprocess.run([sys.executable, "-c", line], check=True)
