@@ -192,6 +192,8 @@ def _stand_in(name: str, asked: IO[bytes], answered: IO[bytes]) -> Callable[...,
         except OSError as error:
             _leave(GONE, f"the program reads no calls: {error}")
         value, raised = _received(answered)
+        if isinstance(raised, StopIteration):  # `all(map(f, inputs))` would take it for the end of the inputs
+            raise RuntimeError(f"{name} raised StopIteration") from raised
         if raised is not None:
             raise raised
         return value

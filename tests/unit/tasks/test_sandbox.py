@@ -239,6 +239,13 @@ def test_an_exception_that_a_check_expects_is_not_forged_by_leaving(check):
     assert check("def f(a): raise SystemExit", text).outcome == "failed"
 
 
+@pytest.mark.parametrize("raised", ["StopIteration", "StopIteration(2)", "type('Mine', (StopIteration,), {})"])
+def test_an_exception_of_the_program_does_not_end_a_loop_of_the_check(check, raised):
+    result = check(f"def f(a): raise {raised}", "assert all(map(f, [1, 2]))")
+    assert result.outcome == "failed"
+    assert "RuntimeError: f raised StopIteration" in result.stderr
+
+
 def test_a_check_whose_calls_cannot_be_sent_is_refused(check):
     with pytest.raises(BadArgument, match="check='f is called with something that is no plain value'"):
         check("def f(a): return a", "f(lambda: 0)")
