@@ -97,12 +97,14 @@ class Child:
         return status
 
     def _kill(self) -> None:
-        """What the program started goes with it: on Linux all of it, elsewhere its group."""
+        """What the program started goes with it: on Linux all of it, elsewhere its group.
+
+        The group is left where its supervisor was killed: by the program itself, or for want of memory.
+        """
         if supervisor.is_available():
             supervisor.end(self._process)
-        else:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def _drained(self) -> None:
         rest, descriptor = b"", self._errors.fileno()

@@ -410,6 +410,14 @@ def test_what_forked_and_left_the_session_ends_with_its_program(tmp_path, last):
         assert gone(int(said.splitlines()[-1]))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a program has no supervisor")
+def test_a_program_that_kills_its_supervisor_is_killed(tmp_path):
+    lines = "told(str(os.getpid())); os.kill(os.getppid(), signal.SIGKILL); time.sleep(60)"
+    with script(tmp_path, lines, seconds=1.0) as connection:
+        said = failing(connection)
+    assert gone(int(said.splitlines()[-1]))
+
+
 def test_an_interrupted_call_breaks_the_connection(tmp_path):
     """What comes next would be the reply to the call before. Workers of xdist ignore the signal by themselves."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
