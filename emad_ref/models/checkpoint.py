@@ -207,7 +207,7 @@ class Checkpoint:
         read = _shards(name, folder, first)
         if first == SAFETENSORS and (folder / SAFETENSORS_INDEX).is_file():
             sharded = set(_shards(name, folder, SAFETENSORS_INDEX))
-            if any(file != SAFETENSORS and (folder / file).is_file() for file in sharded):  # else the index is left over
+            if any(file != SAFETENSORS and (folder / file).is_file() for file in sharded):  # else it is left over
                 raise BadArgument(
                     "name",
                     name,

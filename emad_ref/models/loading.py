@@ -237,7 +237,8 @@ def load(
     model, placement = _placed(name, model.to(dtype=precision).eval(), device)
     require_finite(name, model)
     lay_out(model)
-    special_tokens = special_tokens_of(model, tokenizer, _declared(source, name, commit))
+    declared = _declared(source, name, commit)
+    special_tokens = _reach(source, name, lambda: special_tokens_of(model, tokenizer, declared))
     left_out = remark_on(settings_left_out(model))
     collect_nothing(model)
     loaded = Loaded(
@@ -419,7 +420,7 @@ def _stored(source: _Source, name: str, dtype: torch.dtype, commit: str | None, 
     tokenizer = _reach(source, name, lambda: _tokenizer(source.place, **where))
     told["tokenizer_loses"] = require_tokenizer(name, tokenizer, config.get_text_config().vocab_size)
     if told["tokenizer_loses"]:
-        log.warning("%s: %s", name, told["tokenizer_loses"])
+        _tell(name, told["tokenizer_loses"])
     return model, tokenizer, told
 
 

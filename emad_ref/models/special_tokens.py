@@ -197,7 +197,9 @@ class _Reading:
     def _require_inside(self, who: str, name: str, token: int) -> None:
         if not 0 <= token < self._vocabulary:
             expected = f"0–{self._vocabulary - 1}, as vocab_size says"
-            raise BadArgument(f"{who}'s first token id", token, expected, f"mend {name} in {who}.json")
+            raise BadArgument(
+                f"{who}'s first token id", token, expected, f"mend {name} in config.json and generation_config.json"
+            )
 
     # ------------------------------------------------------------ words
 

@@ -46,6 +46,12 @@ def drop(pattern: str) -> Callable[[Weights], object]:
     return lambda weights: [weights.pop(name) for name in list(weights) if re.search(pattern, name)]
 
 
+def replace_all(weights: Weights) -> None:
+    """By as many numbers in as many layers, under a name that means nothing."""
+    weights.clear()
+    weights["x.5.weight"] = torch.zeros(60_000)
+
+
 def rename(weights: Weights) -> None:
     for name in [name for name in weights if ".mlp." in name]:
         weights[name.replace(".mlp.", ".feed_forward.")] = weights.pop(name)
@@ -68,7 +74,7 @@ def test_every_family_fills_its_model(stored: Callable[..., str], family: str) -
         (drop(r"layers\.5\."), {}, r"12 missing \(gpt_neox\.layers\.5\."),
         (drop(r"^embed_out|^lm_head"), {}, r"1 missing \(lm_head\.weight\)"),
         (drop(r"final_layer_norm\.bias"), {}, r"1 missing \(gpt_neox\.final_layer_norm\.bias\)"),
-        (lambda weights: weights.clear() or weights.update(x=torch.zeros(1)), {}, r"76 missing.*; 1 that the config"),
+        (replace_all, {}, r"76 missing.*; 1 that the config"),
         (rename, {}, r"24 missing .*; 24 that the config leaves no place for \(gpt_neox\.layers\.0\.feed_forward"),
         (unchanged, {"num_hidden_layers": 4}, r"24 that the config leaves no place for \(gpt_neox\.layers\.4"),
         (unchanged, {"num_hidden_layers": 8}, r"24 missing \(gpt_neox\.layers\.6\."),
@@ -145,10 +151,14 @@ def test_a_head_that_is_not_tied_though_the_config_says_so_is_refused(stored: Ca
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"hidden_size": "32"}, "files that it can read; StrictDataclassFieldValidationError: .*expected int, got str"),
-        ({"hidden_size": 0}, "files that it can read; ZeroDivisionError"),
+        ({"hidden_size": "32"}, "fields have the types of its family; .*'hidden_size' expected int, got str"),
+        ({"hidden_size": 0}, "config.hidden_size=0, but expected a whole number of at least 1"),
         ({"hidden_act": "unheard-of"}, "files that it can read; KeyError: 'unheard-of'"),
-        ({"max_position_embeddings": -3}, "config.max_position_embeddings=-3, but expected 2 or more"),
+        (
+            {"max_position_embeddings": -3},
+            "config.max_position_embeddings=-3, but expected a whole number of at least 1",
+        ),
+        ({"max_position_embeddings": 1}, "config.max_position_embeddings=1, but expected 2 or more"),
         ({"bos_token_id": 500}, "config's first token id=500, but expected 0–100, as vocab_size says"),
     ],
 )
@@ -159,11 +169,19 @@ def test_a_config_of_impossible_values_is_one_clear_error(
         load(stored("gpt_neox", **config))
 
 
-@pytest.mark.parametrize("content", ["[" * 100_000, "null", "[]", '{"model_type": []}'])
-def test_a_config_that_is_no_config_is_one_clear_error(stored: Callable[..., str], content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("[" * 100_000, "a readable JSON file; .*nested too deep"),
+        ("null", "an object of JSON"),
+        ("[]", "an object of JSON"),
+        ('{"model_type": []}', "files that it can read"),
+    ],
+)
+def test_a_config_that_is_no_config_is_one_clear_error(stored: Callable[..., str], content: str, said: str) -> None:
     folder = stored("gpt_neox")
     Path(folder, "config.json").write_text(content)
-    with pytest.raises(BadArgument, match="files that it can read"):
+    with pytest.raises(BadArgument, match=said):
         load(folder)
 
 
