@@ -100,7 +100,7 @@ def _module(name: str, module: ModuleType) -> Iterator[tuple[str, str]]:
             yield f"{name}.{each}", repr(held.get(each))[:LONGEST]
     for each, (origin, there) in source.imported.items():
         defined = vars(sys.modules[origin]).get(there) if origin in sys.modules else None
-        if defined is not None and held.get(each) is not defined:
+        if defined is not None and held.get(each) is not defined and not _same_module(held.get(each), defined):
             yield f"{name}.{each}", _place(held.get(each))
     for each, methods in source.classes.items():
         yield from _class(name, each, held.get(each), methods, module)
@@ -147,6 +147,12 @@ def _of_a_library(layer: Any) -> bool:
 
 def _same(value: Any, wanted: Any) -> bool:
     return type(value) is type(wanted) and bool(value == wanted)
+
+
+def _same_module(value: Any, defined: Any) -> bool:
+    """Whether both are the module of one file, imported twice: each is then checked by itself."""
+    modules = isinstance(value, ModuleType) and isinstance(defined, ModuleType)
+    return modules and value.__name__ == defined.__name__ and value.__file__ == defined.__file__
 
 
 def _place(value: Any) -> str:
