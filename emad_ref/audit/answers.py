@@ -156,7 +156,8 @@ class AuditedDecoder:
         signals: list[Floats] = []
         for at, depth in enumerate(trajectory.depth.tolist()):
             if at:
-                step = session.feed(trajectory.tokens[None, [first + at]])
+                forced = None if trajectory.chosen[at] else np.array([[depth]])
+                step = session.feed(trajectory.tokens[None, [first + at]], forced)
             own, logits = int(step.depth[0, -1]), step.logits[0, -1]
             signals.append(step.signal[0, -1])
             tally.n += 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from emad_ref.audit.finding import Finding, Tally
-from emad_ref.audit.ledger import most_keys
+from emad_ref.audit.ledger import constant_keys, most_keys
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Ints, Work
 
@@ -40,7 +40,9 @@ def counters(full: Decoder, exiting: Decoder, prompt: Prompt, continuation: Ints
                 f"{how} tokens: layer 1 ran for {one.tokens[0]} tokens {FULL}, but for {other.tokens[0]} {EXITING}",
             )
             length = len(prompt.tokens) + steps
-            apart, slack = abs(int(one.context[0] - other.context[0])), 2 * most_keys(length)
+            prompts = {0, len(prompt.tokens), len(prompt.tokens) - 1}
+            keys = max({most_keys(length)} | constant_keys(one, prompts) & constant_keys(other, prompts))
+            apart, slack = abs(int(one.context[0] - other.context[0])), 2 * keys
             tally.require(
                 apart <= slack,
                 f"{how} tokens: layer 1 counts {one.context[0]} keys {FULL}, but {other.context[0]} {EXITING}",

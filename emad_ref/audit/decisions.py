@@ -13,7 +13,7 @@ from emad_ref.audit.finding import NEEDED, Finding, Tally
 from emad_ref.audit.ledger import judge_ledger
 from emad_ref.audit.lens import Lens
 from emad_ref.audit.trajectory import discriminating, hold_against
-from emad_ref.audit.transcript import Transcript, slices
+from emad_ref.audit.transcript import WIDEST, Transcript, slices
 from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, Prompt
 from emad_ref.record import Ints
@@ -76,4 +76,7 @@ def judge_fed(
             readouts.append(hold_against(tally, trajectory, lens, point, tolerance).readouts)
             tally.discriminating += discriminating(trajectory, point)
         if decoder.capabilities.counted:
-            judge_ledger(tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context)
+            judge_ledger(
+                tally, talk.session.work, trajectories, readouts, point, exact_context=exact_context,
+                widest=min(widest, WIDEST),
+            )  # fmt: skip

@@ -155,7 +155,9 @@ def _judge(
             found, wanted = (each.generate([prompt], new, frozenset()) for each in (decoder, own(point)))
             theirs, mine = ([emitted.tolist() for emitted in record.emitted] for record in (found, wanted))
             there, here = ([each.tokens.depth[each.tokens.kept_of(0)][-new:].tolist()] for each in (found, wanted))
-            same = same_tokens(lens, tolerance, [prompt], theirs, mine, point, there, here, declared=declared)
+            same = same_tokens(
+                lens, tolerance, [prompt], theirs, mine, point, there, here, declared=declared, most_ties=1.0
+            )  # one row: that it ends in a tie is no share of anything
             tally.n += same.n
             tally.require(same.passed is not False, same.detail)
             return

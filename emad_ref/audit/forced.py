@@ -51,7 +51,7 @@ def forced(
     depths most room. Discriminating are positions whose logits differ from full depth's by more than ``tolerance``
     (logits; raised to the decoder's declared noise).
     """
-    tally = Tally("forced", needed)
+    tally = Tally("forced", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
     tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     with tally, Transcript(tally, decoder, prompts, point) as talk:
         depth = falling_depths(rng, talk.session.cap, continuations.shape[1], point.schedule)

@@ -23,7 +23,7 @@ a buffer holds that grows by doubling, or one of constant size; and no layer mee
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -35,7 +35,6 @@ from emad_ref.record import READOUTS, Bools, Ints, Work
 
 FULL = READOUTS.index("full")
 BUFFER = 256  # keys that a query may meet in a padded buffer, however short its row is
-STRIDE = 8  # keys; a buffer of constant size is a multiple of it
 
 
 def implied(trajectory: Trajectory, readouts: Readouts, point: OperatingPoint, *, masked_prompt: bool = True) -> Work:
@@ -76,8 +75,12 @@ def judge_ledger(
     point: OperatingPoint,
     *,
     exact_context: bool,
+    widest: int = 1,
 ) -> None:
-    """``work`` equals what one row implies; for several rows, or padded keys, it is at least that much."""
+    """``work`` equals what one row implies; for several rows, or padded keys, it is at least that much.
+
+    ``widest``: tokens of a row that were fed at once, at most; a block may run all of them as deep as the deepest.
+    """
     who = ", ".join(trajectory.name for trajectory in trajectories)
     tally.require(work is not None, f"{who}: the decoder says it counts its work, but reports none")
     assert work is not None
@@ -112,7 +115,7 @@ def judge_ledger(
             holds = holds or np.array_equal(counted, expected + np.where(expected > 0, trajectories[0].first, 0))
         relation = "its decisions imply" if equal else "its decisions imply at least"
         tally.require(holds, f"{who}: work.{name} per layer {counted.tolist()}, but {relation} {expected.tolist()}")
-    _judge_most(tally, who, work, covered, trajectories, least, point)
+    _judge_most(tally, who, work, covered, trajectories, least, point, widest)
 
 
 def _judge_most(
@@ -123,6 +126,7 @@ def _judge_most(
     trajectories: list[Trajectory],
     least: Work,
     point: OperatingPoint,
+    widest: int,
 ) -> None:
     """No more than padding explains: ``covered`` [L] tokens, the keys they met, and the heads that were read."""
     slots = 1 << (len(trajectories) - 1).bit_length()
@@ -130,10 +134,12 @@ def _judge_most(
     deepest = np.zeros(steps, dtype=np.int64)  # of all rows, by decoding step
     for each in trajectories:
         deepest[: len(each.depth)] = np.maximum(deepest[: len(each.depth)], each.depth)
+    for _ in range(1, widest):
+        deepest[1:] = np.maximum(deepest[1:], deepest[:-1])
     layers = np.arange(1, point.layers + 1)
     below, ran = layers <= point.ceiling, (deepest[:, None] >= layers).sum(axis=0)
     most = slots * (longest * below + (steps * below if point.schedule == "free_eager" else ran))
-    keys = most_keys(max(each.first + len(each.depth) for each in trajectories))
+    keys = most_keys(longest + steps)
     for name, counted, bound in (
         ("tokens", covered, most),
         ("readout_rows", work.readout_rows[FULL], slots * steps * below),
@@ -145,16 +151,15 @@ def _judge_most(
         complaint = f"{who}: work.{name} per layer {counted.tolist()}, but its decisions imply at most {bound.tolist()}"
         tally.require(bool((counted <= bound).all()), complaint)
     bound = work.tokens * keys
-    constant = _of_constant_buffer(work, longest if len(trajectories) == 1 else 0)
     tally.require(
-        constant or bool((work.context <= bound).all()),
+        bool(constant_keys(work, {0, longest} if len(trajectories) == 1 else {0}))
+        or bool((work.context <= bound).all()),
         f"{who}: work.context per layer {work.context.tolist()}, but {work.tokens.tolist()} tokens that met at most "
         f"{keys} keys each imply at most {bound.tolist()}",
     )
     if point.schedule in ("monotone", "positional"):  # whatever ran a layer has run those below it, over as many keys
-        grows = np.diff(work.context) > 0
-        at = int(np.argmax(grows)) + 2
-        tally.require(not grows.any(), f"{who}: work.context grows at layer {at}: {work.context.tolist()} per layer")
+        grows = (np.flatnonzero(np.diff(work.context) > 0) + 2).tolist()
+        tally.require(not grows, f"{who}: work.context grows at layers {grows}: {work.context.tolist()} per layer")
 
 
 def most_keys(length: int) -> int:
@@ -162,16 +167,16 @@ def most_keys(length: int) -> int:
     return max(BUFFER, 1 << (length - 1).bit_length())
 
 
-def _of_constant_buffer(work: Work, prompt: int) -> bool:
-    """Whether every query met the same number of keys, masked ones included; those of the prompt perhaps its own."""
+def constant_keys(work: Work, prompts: Iterable[int]) -> set[int]:
+    """How many keys every query met, masked ones included, where that is one number in all layers; else empty.
+
+    Of a prompt of each of ``prompts`` tokens the queries may have met the prompt's own keys instead.
+    """
     ran = work.tokens > 0
-    if not ran.any():
-        return True
-    for alone in {0, prompt}:
-        steps, context = work.tokens[ran] - alone, work.context[ran] - alone**2
-        if (steps < 1).any():
-            continue
-        keys, rest = np.divmod(context, steps)
-        if not rest.any() and len({*keys.tolist()}) == 1 and keys[0] % STRIDE == 0:
-            return True
-    return False
+    found: set[int] = set()
+    for prompt in prompts:
+        steps, context = work.tokens[ran] - prompt, work.context[ran] - prompt**2
+        if (steps >= 1).all():
+            keys, rest = np.divmod(context, steps)
+            found |= set(keys.tolist()) if not rest.any() and len(set(keys.tolist())) == 1 else set()
+    return found

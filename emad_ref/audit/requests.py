@@ -288,12 +288,11 @@ def _in_open_sessions(
 
 
 def _told_apart(record: Record, tolerance: float) -> int:
-    """Rows after the first whose signal, depth or token differs from that of the first, at their first new token."""
-    firsts = [int(record.tokens.kept_of(row)[-len(tokens)]) for row, tokens in enumerate(record.emitted)]
-    signal, depth = record.signal[firsts], record.tokens.depth[firsts]
+    """Rows after the first whose signals, depths or tokens differ from those of the first, all rows of one length."""
+    decided = np.stack([record.tokens.kept_of(row)[-len(tokens) :] for row, tokens in enumerate(record.emitted)])
+    signal, depth, tokens = record.signal[decided], record.tokens.depth[decided], np.stack(record.emitted)
     off = (np.abs(signal - signal[0]) > tolerance) | (np.isnan(signal) != np.isnan(signal[0]))
-    tokens = np.array([each[0] for each in record.emitted])
-    return int((off.any(axis=1) | (depth != depth[0]) | (tokens != tokens[0])).sum())
+    return int((off.any(axis=(1, 2)) | ((depth != depth[0]) | (tokens != tokens[0])).any(axis=1)).sum())
 
 
 # ---------------------------------------------------------------- sessions and decoders side by side
@@ -319,12 +318,17 @@ class Aborting(frozenset[int]):
 
 
 def abort(decoder: Decoder, prompts: Sequence[Prompt], max_new: int) -> bool:
-    """Whether ``generate`` was left by an exception of its caller's, in the step after the first."""
+    """Whether ``generate`` was left by an exception of its caller's, or by one that it caused, after the first step."""
     stop = Aborting(prompt.tokens[0] for prompt in prompts)
     stop.most = len(prompts)
     try:
         decoder.generate(prompts, max_new, stop)
-    except Aborted:
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, Aborted):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise
         return True
     return False
 

@@ -37,7 +37,7 @@ def rollback(
     The first half of the columns is fed and rolled back, the second half fed afterwards. Discriminating are forgotten
     positions whose depth lay below the restored cap. ``tolerance`` as in ``forced``.
     """
-    tally = Tally("rollback", needed)
+    tally = Tally("rollback", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
     tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     half = continuations.shape[1] // 2
     with tally, Transcript(tally, decoder, prompts, point) as talk:

@@ -34,15 +34,18 @@ def same_tokens(
     wanted_depths: Tokens | None = None,
     *,
     declared: float = 0.0,
+    most_ties: float | None = None,
 ) -> Finding:
     """Whether each row's tokens (and depths) are equal to the end, or to a tie; it names the first that are not.
 
     ``point`` None means full depth: only logit ties exist. Depths, where given, stand beside the tokens they produced.
     ``declared``: noise that whoever made ``found`` declares; beyond ``tolerance`` it takes its place, and every row may
     then end in a tie: that tokens are the argmax within such noise, ``generation`` shows position by position.
+    ``most_ties``: share of tokens that may be ties, in place of the limit that these imply.
     ``n`` of the finding counts the tokens of ``found``; where it passed with ties, ``detail`` says how many.
     """
     limit, tolerance = excused(tolerance, declared)
+    limit = limit if most_ties is None else most_ties
     ties, total = 0, sum(map(len, found))
     for row, prompt in enumerate(prompts):
         at = _first_difference(found[row], wanted[row])

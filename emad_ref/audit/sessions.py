@@ -48,7 +48,7 @@ def sessions(
     phase = continuations.shape[1] // PHASES
     if phase < FEWEST:
         raise BadArgument("continuations", continuations.shape, f"at least {PHASES * FEWEST} tokens for each row")
-    tally = Tally("sessions", needed)
+    tally = Tally("sessions", needed if point.layers > 1 else 0)  # one layer leaves no depth to choose
     tolerance = tally.allow(tolerance, decoder.capabilities.logit_noise)
     others = range(len(prompts) - 1, -1, -1)[:2]
     names = [f"second session, row {row}" for row in range(len(others))]

@@ -18,6 +18,8 @@ from emad_ref.point import OperatingPoint
 from emad_ref.protocol import Decoder, InadmissibleDepth, Prompt, Step
 from emad_ref.record import Ints
 
+WIDEST = 3  # tokens of a feed
+
 
 class Transcript:
     """An open session, closed by leaving the context; ``rows`` are the indices of the prompts it still holds."""
@@ -153,11 +155,11 @@ class Transcript:
 
 
 def slices(tokens: int, widest: int) -> list[slice]:
-    """``tokens`` columns cut into feeds of one token and of the widest allowed (three at most), in turn."""
+    """``tokens`` columns cut into feeds of one token and of the widest allowed (``WIDEST`` at most), in turn."""
     cut: list[slice] = []
     start = 0
     while start < tokens:
-        width = 1 if len(cut) % 2 == 0 else min(widest, 3)
+        width = 1 if len(cut) % 2 == 0 else min(widest, WIDEST)
         cut.append(slice(start, min(start + width, tokens)))
         start += width
     return cut

@@ -100,7 +100,8 @@ def estimated(**change: Any) -> Making:
 
 
 def few(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator) -> int:
-    return int(rng.integers(3, 9))
+    """At most half of the vocabulary: twice as many is what ignoring ``k`` stands for."""
+    return max(1, min(int(rng.integers(3, 9)), sizes.vocabulary // 2))
 
 
 def corrections(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator) -> tuple[tuple[float, float], ...]:
@@ -114,7 +115,8 @@ def weights(probes: tuple[int, ...], sizes: Sizes, rng: np.random.Generator) -> 
 
 
 def thirds(sizes: Sizes, rng: np.random.Generator) -> OperatingPoint:
-    table = bytes(rng.integers(0, 3, sizes.vocabulary - 1, dtype=np.uint8)) + b"\x02"
+    # both, or one of two tables would have fewer buckets than rows of thresholds
+    table = bytes(rng.integers(0, 3, sizes.vocabulary - 2, dtype=np.uint8)) + b"\x01\x02"
     return plain(sizes, bins=BinSpec(("frequency",), frequency=table))
 
 

@@ -50,7 +50,7 @@ class Bridging:
         trace = take_trace(self.subject.stepper, short)
         layers = self.subject.stepper.layers
         probes = tuple(range(1, layers, max(1, layers // 6)))
-        entropy = trace.entropy_nats[:, np.array(probes) - 1]
+        entropy = trace.entropy_nats[:, np.array(probes, dtype=np.int64) - 1]
         candidates = []
         for quantile in PROBING_QUANTILES:
             thresholds = np.quantile(entropy, quantile, axis=0)

@@ -22,6 +22,7 @@ from transformers import CompileConfig, DynamicCache, EncoderDecoderCache
 from emad_ref.audit.answers import AuditedDecoder
 from emad_ref.audit.noise import largest_noise
 from emad_ref.audit.oracle import ModelLens
+from emad_ref.audit.shapes import BRIEF, brief
 from emad_ref.audit.tolerances import tolerance
 from emad_ref.calibration.shards import traces_by
 from emad_ref.calibration.trace import (
@@ -375,6 +376,19 @@ class Subject:
         cut = [text[start : start + n + fed] for start, n in zip(starts, lengths, strict=True)]
         prompts = [Prompt(piece[:n]) for piece, n in zip(cut, lengths, strict=True)]
         return prompts, np.stack([piece[n:] for piece, n in zip(cut, lengths, strict=True)])
+
+    def brief(self, rng: np.random.Generator, rows: int, fed: int) -> list[int]:
+        """Lengths of ``rows`` prompts as ``audit.shapes.brief`` draws them, ``fed`` tokens before the window ends.
+
+        Raises:
+            EmadError: the window is too short.
+        """
+        if self.window <= fed:
+            raise EmadError(
+                f"model {self.name!r} holds {self.window} positions, but this audit feeds {fed} tokens after a prompt; "
+                f"judge a model of at least {fed + 1} positions"
+            )
+        return brief(rng, rows, min(BRIEF, self.window - fed))
 
     @contextmanager
     def open_drawn(

@@ -13,7 +13,6 @@ import pytest
 
 from emad_ref.audit.decisions import decisions
 from emad_ref.audit.generation import generation
-from emad_ref.audit.shapes import brief
 from emad_ref.decoding.drafted import DraftingDecoder
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.beyond import Beyond
@@ -43,7 +42,8 @@ def test_signals_depths_and_ledger_are_the_rules(
     emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
-    with subject.open_drawn(exact, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+    lengths = subject.brief(emad_rng, ROWS, FED)
+    with subject.open_drawn(exact, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(
             decisions(decoder, subject.lens, exact, prompts, continuation, subject.tolerance, exact_context=False)
         )
@@ -53,7 +53,7 @@ def test_generated_tokens_are_the_argmax_at_their_depths(
     emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator, exact: OperatingPoint
 ) -> None:
     subject = emad_evidence.subject
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
     with subject.open(exact, max_rows=ROWS) as decoder:
         emad_audit(generation(decoder, subject.lens, exact, prompts, NEW, subject.tolerance, exact_context=False))
 
@@ -65,7 +65,7 @@ def test_made_up_states_are_those_of_our_own_decoder(
     point, subject = emad_exit.point, emad_evidence.subject
     if point is None or point is emad_exit.exact:
         pytest.skip("no point of the exit makes states up")
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
     with subject.open(point, max_rows=ROWS) as decoder:
         found = decoder.generate(prompts, NEW, frozenset())
     alone = [WalkedDecoder(subject.stepper, point).generate([prompt], NEW, frozenset()) for prompt in prompts]
@@ -78,7 +78,7 @@ def test_drafts_leave_the_models_own_output(
     subject, drafting = emad_evidence.subject, emad_exit.exit.drafting
     if drafting is None:
         pytest.skip("the exit holds no way to draft")
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, NEW), 1)
     with subject.open(subject.full, max_rows=ROWS) as decoder:
         wanted = decoder.generate(prompts, NEW, frozenset())
     found = DraftingDecoder(subject.stepper, drafting, max_rows=ROWS).generate(prompts, NEW, frozenset())

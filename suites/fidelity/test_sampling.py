@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from emad_ref.audit.sampling import Drawn, sampling, stops_early
-from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from emad_ref.protocol import Capabilities
 from pytest_emad.auditing import Auditor
@@ -24,7 +23,7 @@ def test_tokens_are_drawn_from_the_distribution_at_their_depths(
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
     temperature = float(emad_rng.uniform(*TEMPERATURES[warmth]))
-    prompts, _ = subject.drawn_rows(emad_rng, brief(emad_rng, DIFFERENT), 1)
+    prompts, _ = subject.drawn_rows(emad_rng, subject.brief(emad_rng, DIFFERENT, NEW), 1)
     prompts = [prompts[0], *prompts]
     first, *others = (int(seed) for seed in emad_rng.choice(2**16, SEEDS[warmth], replace=False))
 

@@ -12,7 +12,6 @@ from emad_ref.audit.forced import forced
 from emad_ref.audit.rollback import rollback
 from emad_ref.audit.rows import rows
 from emad_ref.audit.sessions import sessions
-from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
@@ -24,7 +23,8 @@ def test_signals_depths_and_ledger_are_the_rules(
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+    lengths = subject.brief(emad_rng, ROWS, FED)
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(
             decisions(decoder, subject.lens, point, prompts, continuation, subject.tolerance, exact_context=False)
         )
@@ -35,7 +35,8 @@ def test_forced_depths_are_obeyed_and_rising_ones_refused(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+    lengths = subject.brief(emad_rng, ROWS, FED)
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(forced(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -44,7 +45,8 @@ def test_rollback_restores_tokens_cache_and_cap(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+    lengths = subject.brief(emad_rng, ROWS, FED)
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(rollback(decoder, subject.lens, point, prompts, continuation, subject.tolerance))
 
 
@@ -53,7 +55,8 @@ def test_sessions_side_by_side_keep_to_themselves(
 ) -> None:
     subject = emad_evidence.subject
     point = subject.full
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, ROWS), FED) as (decoder, prompts, continuation):
+    lengths = subject.brief(emad_rng, ROWS, FED)
+    with subject.open_drawn(point, emad_rng, lengths, FED) as (decoder, prompts, continuation):
         emad_audit(sessions(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 
 
@@ -63,5 +66,5 @@ def test_rows_of_a_batch_decide_alone(
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
     together = max(subject.budget.batch_sizes) + 1
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, together), 1) as (decoder, prompts, _):
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, together, NEW), 1) as (decoder, prompts, _):
         emad_audit(rows(decoder, subject.lens, point, prompts, NEW, subject.tolerance))

@@ -11,7 +11,6 @@ from emad_ref.audit.comparisons import comparisons
 from emad_ref.audit.counters import counters
 from emad_ref.audit.fields import fields
 from emad_ref.audit.last import WIDEST, feeds, last_logits
-from emad_ref.audit.shapes import brief
 from emad_ref.audit.variants import Sizes
 from emad_ref.decoding.walked import WalkedDecoder
 from emad_ref.evidence.gathered import Evidence
@@ -48,7 +47,7 @@ def test_thresholds_are_compared_to_the_last_digit(
     subject = emad_evidence.subject
     if subject.stepper.layers < 2:
         pytest.skip("not applicable (a model of one layer has no probe)")
-    batches = [subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), 1)[0] for _ in range(BATCHES)]
+    batches = [subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, 1), 1)[0] for _ in range(BATCHES)]
     opened, layers = partial(subject.open, max_rows=ROWS), subject.stepper.layers
     emad_audit(comparisons(opened, layers, batches))
     try:
@@ -64,7 +63,7 @@ def test_as_many_logits_are_shown_as_are_wanted(
     """One row at full depth, where every head is counted; several at a point whose probes run whatever is wanted."""
     subject = emad_evidence.subject
     point = subject.full if full else emad_evidence.bridging.probing_point
-    lengths = brief(emad_rng, 1 if full else ROWS)
+    lengths = subject.brief(emad_rng, 1 if full else ROWS, SHOWN)
     with subject.open_drawn(point, emad_rng, lengths, SHOWN) as (decoder, prompts, continuation):
         emad_audit(last_logits(decoder, subject.lens, point, prompts, continuation, emad_rng, subject.tolerance))
 

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 import numpy as np
 
 from emad_ref.audit.requests import VARIATIONS, batches, endings, interleaved, prefixes
-from emad_ref.audit.shapes import brief
 from emad_ref.evidence.gathered import Evidence
 from pytest_emad.auditing import Auditor
 
@@ -28,7 +27,7 @@ def test_batches_as_large_as_verdicts_read_decide_row_by_row(
     subject = emad_evidence.subject
     point, most = emad_evidence.bridging.probing_point, max(FEWEST, emad_evidence.most_rows) + 1
     counts = [most, int(emad_rng.integers(FEWEST, most))]
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, most), 1) as (decoder, prompts, _):
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, most, BATCHED), 1) as (decoder, prompts, _):
         emad_audit(batches(decoder, subject.lens, point, prompts, counts, BATCHED, subject.tolerance))
 
 
@@ -37,7 +36,7 @@ def test_rows_end_at_any_stop_token_and_at_no_other(
 ) -> None:
     subject = emad_evidence.subject
     point = emad_evidence.bridging.probing_point
-    with subject.open_drawn(point, emad_rng, brief(emad_rng, ENDING), 1) as (decoder, prompts, _):
+    with subject.open_drawn(point, emad_rng, subject.brief(emad_rng, ENDING, NEW), 1) as (decoder, prompts, _):
         emad_audit(endings(decoder, subject.lens, point, prompts, NEW, emad_rng, subject.tolerance))
 
 
@@ -45,7 +44,9 @@ def test_prompts_that_share_a_beginning_are_read_to_their_ends(
     emad_evidence: Evidence, emad_audit: Auditor, emad_rng: np.random.Generator
 ) -> None:
     subject = emad_evidence.subject
-    point, length = emad_evidence.bridging.probing_point, int(emad_rng.integers(*SHARED))
+    point, (shortest, beyond) = emad_evidence.bridging.probing_point, SHARED
+    beyond = min(beyond, 2 * (subject.window - BETWEEN) // 3)  # one prompt continues it by half
+    length = int(emad_rng.integers(min(shortest, beyond - 1), beyond))
     (text, other), _ = subject.drawn_rows(emad_rng, [length] * 2, 1)
     with subject.open(point, max_rows=VARIATIONS) as decoder:
         emad_audit(
@@ -59,7 +60,7 @@ def test_requests_between_the_steps_of_sessions_change_nothing(
     """Three decoders at once: two at full depth, one whose depth comes down."""
     subject = emad_evidence.subject
     points = [subject.full, emad_evidence.bridging.probing_point, subject.full]
-    prompts, continuation = subject.drawn_rows(emad_rng, brief(emad_rng, ROWS), FED)
+    prompts, continuation = subject.drawn_rows(emad_rng, subject.brief(emad_rng, ROWS, FED), FED)
     with ExitStack() as stack:
         decoders = [(stack.enter_context(subject.open(point, max_rows=ROWS)), point) for point in points]
         emad_audit(interleaved(decoders, subject.lens, prompts, continuation, BETWEEN, subject.tolerance))

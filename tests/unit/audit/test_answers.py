@@ -131,6 +131,7 @@ def copying(changed: float = 0.0) -> Finding:
     decoder.generate(prompts, NEW, frozenset())
     session, _ = decoder.start(prompts)
     session.feed(rng.integers(0, VOCABULARY, (3, 4)))
+    session.feed(rng.integers(0, VOCABULARY, (3, 2)), np.full((3, 2), LAYERS - 1))  # as deep as the rule goes nowhere
     return decoder.finding()
 
 

@@ -125,6 +125,15 @@ def test_what_nobody_has_must_be_refused(name: str) -> None:
     assert "which do not exist" in finding.detail
 
 
+@pytest.mark.parametrize("vocabulary", [2, 3, 8])
+def test_no_variant_keeps_more_logits_than_a_small_vocabulary_has(vocabulary: int) -> None:
+    for seed in range(10):
+        for name, variant in VARIANTS.items():
+            point = variant.made(replace(SIZES, vocabulary=vocabulary), np.random.default_rng(seed))
+            for used in (point, *(ignoring(point) for ignoring in variant.ignored)):
+                assert used.estimator.k <= vocabulary, name
+
+
 def test_declining_is_no_fault() -> None:
     @contextmanager
     def opened(point: OperatingPoint) -> Iterator[Decoder]:

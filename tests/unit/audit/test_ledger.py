@@ -111,16 +111,43 @@ LONG = replace(ROW, tokens=np.arange(403), first=400)
         (lambda work: work.context, None),
         (lambda work: work.tokens * 512, None),  # a buffer that doubles
         (lambda work: work.tokens * 2048, None),  # one of constant size
+        (lambda work: work.tokens * 1001, None),  # of any size
         (lambda work: 400**2 + (work.tokens - 400) * 2048, None),
         (lambda work: work.context * 2, "at most 512 keys each"),
         (lambda work: work.context * 4, "at most 512 keys each"),
-        (lambda work: np.where(np.arange(4) == 2, work.tokens * 512, work.context), "grows at layer 3"),
+        (lambda work: np.where(np.arange(4) == 2, work.tokens * 512, work.context), "grows at layers [3]"),
     ],
 )
 def test_context_has_an_upper_bound(context: Any, complains: str | None) -> None:
     work = implied(LONG, WHOLE, POINT)
     found = complaint(replace(work, context=context(work)), [LONG], exact=False)
     assert found is None if complains is None else complains in (found or ""), found
+
+
+def test_a_model_of_one_layer_has_a_ledger() -> None:
+    point = OperatingPoint("p", "emad", 1, 1)
+    row = replace(ROW, depth=np.array([1, 1, 1]), signal=np.empty((3, 0)))
+    readouts = Readouts.whole(point, 3)
+    with Tally("t") as tally:
+        judge_ledger(tally, implied(row, readouts, point), [row], [readouts], point, exact_context=True)
+    assert tally.complaint is None
+
+
+def test_tokens_that_are_fed_at_once_may_all_run_as_deep_as_the_deepest() -> None:
+    both = implied(ROW, WHOLE, POINT) + implied(ROW, WHOLE, POINT)
+    wide = replace(both, tokens=2 * np.array([5, 5, 4, 4]))
+    for widest, passes in ((1, False), (2, True)):
+        with Tally("t") as tally:
+            judge_ledger(tally, wide, [ROW, ROW], [WHOLE] * 2, POINT, exact_context=False, widest=widest)
+        assert (tally.complaint is None) is passes, tally.complaint
+
+
+def test_the_longest_prompt_pads_rows_that_outlive_its_own() -> None:
+    """A prompt of 255 tokens that ends at once, beside one token that is followed by three: 258 keys in all."""
+    ended = Trajectory("row 1", np.arange(255), 254, ROW.depth[:1], SIGNAL[:1], np.ones(1, dtype=bool))
+    alive = replace(ROW, tokens=np.arange(3), first=0)
+    both = implied(ended, WHOLE, POINT) + implied(alive, WHOLE, POINT)
+    assert complaint(replace(both, context=both.tokens * 257), [ended, alive], exact=False) is None
 
 
 def test_free_depth_owes_every_layer_a_block_or_a_fill() -> None:

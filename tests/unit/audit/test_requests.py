@@ -5,6 +5,8 @@ Planted defects are tried in ``tests/suites/test_planted.py``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -23,7 +25,7 @@ from emad_ref.audit.requests import (
 from emad_ref.errors import BadArgument
 from emad_ref.point import OperatingPoint, full_depth
 from emad_ref.protocol import Decoder, Prompt, Step, Unsupported
-from emad_ref.record import Ints
+from emad_ref.record import Ints, Record
 from tests.decoders.cached import CachedDecoder, CachedSession
 from tests.decoders.foreign import ForeignDecoder
 from tests.decoders.subject import LAYERS, VOCABULARY, drawn, lens_of, spread_point, tiny_neox
@@ -67,7 +69,17 @@ class DeclinesForcedDepth(CachedDecoder):
     session = Unforced
 
 
-@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder, DeclinesForcedDepth])
+class Wraps(CachedDecoder):
+    """What goes wrong in a request is an error of its own."""
+
+    def generate(self, prompts: Sequence[Prompt], max_new: int, stop: frozenset[int] = frozenset()) -> Record:
+        try:
+            return super().generate(prompts, max_new, stop)
+        except Exception as error:
+            raise RuntimeError("the request failed") from error
+
+
+@pytest.mark.parametrize("made", [CachedDecoder, ForeignDecoder, DeclinesForcedDepth, Wraps])
 @pytest.mark.parametrize("check", CHECKS)
 def test_a_right_decoder_passes(check: str, made: type[CachedDecoder] | type[ForeignDecoder]) -> None:
     finding = checked(check, made)

@@ -56,6 +56,14 @@ def test_an_untied_difference_names_the_row_and_both_tokens() -> None:
         finding.require()
 
 
+def test_a_short_row_may_end_in_a_tie_where_no_share_is_asked_for() -> None:
+    oracle = lens(near={3 + 4 - 1: LAYERS})
+    found, wanted = rows(4, length=8), rows(length=8)
+    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted).passed is False
+    assert same_tokens(oracle, TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is True
+    assert same_tokens(lens(), TOLERANCE, [PROMPT], found, wanted, most_ties=1.0).passed is False
+
+
 def test_a_row_that_ends_early_is_another_text() -> None:
     finding = compared(rows(length=4), rows(length=5))
     assert (finding.passed, finding.detail) == (False, "row 0: 4 tokens, but 5 expected")

@@ -1,0 +1,39 @@
+"""Models of one layer and of few positions are judged like others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import transformers as hf
+
+from emad_ref.audit.shapes import BRIEF
+from emad_ref.calibration.trace import TokenSequence
+from emad_ref.errors import EmadError
+from emad_ref.evidence.bridging import Bridging
+from emad_ref.evidence.subject import Subject
+from emad_ref.models.causal import CausalStepper
+from tests.small import small_model
+
+
+def test_a_model_of_one_layer_has_a_probing_point_without_probes() -> None:
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    stepper = CausalStepper(small_model("llama", config=config))
+    texts = [TokenSequence(np.arange(12), 0), TokenSequence(np.arange(20, 32), 1)]
+    subject: Any = SimpleNamespace(stepper=stepper, tolerance=1e-6, sequences=lambda split, count: texts)
+    point = Bridging(subject).probing_point
+    assert (point.layers, point.probes, point.thresholds) == (1, (), ((),))
+
+
+def test_prompts_leave_room_for_what_is_fed_after_them() -> None:
+    rng = np.random.default_rng(0)
+    for window, fed in ((48, 24), (30, 29), (512, 24)):
+        model = cast(Subject, SimpleNamespace(window=window, name="m"))
+        lengths = Subject.brief(model, rng, 50, fed)
+        assert 1 <= min(lengths) <= max(lengths) <= min(BRIEF, window - fed)
+    with pytest.raises(EmadError, match="holds 24 positions, but this audit feeds 24 tokens"):
+        Subject.brief(cast(Subject, SimpleNamespace(window=24, name="m")), rng, 4, 24)
