@@ -7,6 +7,13 @@
 ``rows``        rows of a batch decide on their own
 ``sessions``    sessions side by side keep to themselves, whatever happens to their rows
 ``sampling``    tokens are drawn at the temperature and by the seed, from the distribution at their depths
+``requests``    many rows, stop sets, shared beginnings, requests between the steps of sessions
+``answers``     a random few of the answers that a verdict reads are right
+``positions``   every position of the window is written and read
+``fields``      every field of an operating point is honoured, or the point is declined
+``comparisons`` signals and thresholds are compared to the last digit
+``last``        ``feed`` shows as many logits as are wanted
+``counters``    the same tokens cost the same at every point
 ``golden``      tokens and depths are those on record, up to ties
 ``memory``      closed sessions give their memory back
 ``noise``       what a decoder declares is what rounding can need

@@ -42,12 +42,18 @@ def tensor_bytes() -> int:
     """Bytes of all storages, on any device, of tensors that Python still reaches, garbage that waits included.
 
     Ask ``used_bytes`` before, which has garbage collected. Each storage counts once, however many tensors are views of
-    it. Tensors that C++ alone holds are not seen.
+    it. Tensors that C++ alone holds are not seen. Tensors without memory (meta, fake, lazy) count nothing, nor does a
+    wrapper of other tensors, which count themselves.
     """
     held: dict[int, int] = {}
-    for each in gc.get_objects():
-        # by its type, not by isinstance: a proxy would be asked for its class, and may load what it stands for
-        if issubclass(type(each), torch.Tensor) and each.layout == torch.strided:
-            storage = each.untyped_storage()
-            held[storage.data_ptr()] = storage.nbytes()
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may compute where it is asked
+        for each in gc.get_objects():
+            # by its type, not by isinstance: a proxy would be asked for its class, and may load what it stands for
+            if issubclass(type(each), torch.Tensor) and each.layout == torch.strided:
+                try:
+                    storage = each.untyped_storage()
+                    if storage.device.type != "meta":
+                        held[storage.data_ptr()] = storage.nbytes()
+                except (RuntimeError, ValueError):  # torch's words for "has no storage"
+                    continue
     return sum(held.values())
