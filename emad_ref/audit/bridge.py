@@ -53,15 +53,21 @@ class Replayed:
 
 
 def bridge(
-    decoder: Decoder, point: OperatingPoint, replayed: Sequence[Replayed], tolerance: float, *, needed: int = NEEDED
+    decoder: Decoder,
+    point: OperatingPoint,
+    replayed: Sequence[Replayed],
+    tolerance: float,
+    *,
+    needed: int = NEEDED,
+    excuses_ties: bool = False,
 ) -> Finding:
     """Hold the decoder against ``replayed`` documents.
 
     ``tolerance`` in nats and logits, raised to the decoder's declared noise and to what float32 traces can hold; an
     NLL may be off by twice as much (its logit and the normaliser). Where a tie moved a depth, NLL is not compared.
-    Discriminating are positions at which a probe lay below the cap.
+    Discriminating are positions at which a probe lay below the cap. ``excuses_ties``: ties are counted, however many.
     """
-    tally = Tally("bridge", needed if point.adaptive else 0)
+    tally = Tally("bridge", needed if point.adaptive else 0, excuses_ties)
     tolerance = tally.allow(max(tolerance, STORED), decoder.capabilities.logit_noise)
     with tally:
         for number, document in enumerate(replayed):

@@ -64,6 +64,7 @@ class Tally:
 
     check: str
     needed: int = NEEDED
+    excuses_ties: bool = False  # every tie, where positions are too few to show a share
     n: int = 0
     ties: int = 0
     discriminating: int = 0
@@ -81,7 +82,7 @@ class Tally:
     def most_ties(self) -> float:
         """Ties beyond which differences are no longer noise; four standard deviations above half of those possible."""
         room = self.near / 2 + 2 * math.sqrt(self.near) if self.noisy else 0.0
-        return TIE_LIMIT * self.n + room
+        return math.inf if self.excuses_ties else TIE_LIMIT * self.n + room
 
     def require(self, holds: bool, complaint: str) -> None:
         """Go on if ``holds``, else end the check with ``complaint``."""

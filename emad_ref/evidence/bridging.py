@@ -87,14 +87,15 @@ class Bridging:
         """The bridge at ``point`` on a few of each kind of ``sequences`` from which a verdict reads by replay.
 
         The operating system's entropy draws them, and where in each the decoder begins to decide: no seed tells. They
-        are drawn once for each point.
+        are drawn once for each point. Ties are counted and excused: the point is not chosen to avoid them, and so few
+        positions show no share.
         """
         if point not in self._checked:
             draw, subject = SystemRandom(), self.subject
             chosen = [_cut(draw, one) for kind in sequences for one in draw.sample(kind, min(SPOTS, len(kind)))]
             replayed = [replayed_by(subject.stepper, each, point, subject.tolerance) for each in chosen]
             with subject.open(point) as decoder:
-                self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0)
+                self._checked[point] = bridge(decoder, point, replayed, subject.tolerance, needed=0, excuses_ties=True)
         return self._checked[point]
 
     @property
