@@ -34,7 +34,7 @@ class Unsupported(EmadError):
         BadArgument: no reason.
     """
 
-    features: tuple[str, ...] = ()  # of the request that was declined as a whole; empty where a call declined
+    features: tuple[str, ...] | None = None  # of the request that was declined as a whole; None where a call declined
 
     def __init__(self, reason: str):
         if not isinstance(reason, str) or not reason.strip():

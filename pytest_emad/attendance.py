@@ -21,12 +21,12 @@ SHIPPED, KIND = "emad_shipped", "emad_kind"  # attributes of a report; xdist car
 HOME = "emad.attendance"  # entry of a worker's output
 DESELECTED = "deselected"
 
-_REFUSED = pytest.StashKey[list[str]]()
+_REFUSED = pytest.StashKey[list[str] | None]()
 
 
-def refused(item: pytest.Item, features: tuple[str, ...]) -> None:
-    """The decoder under test declined what ``item`` asked; ``features`` of a request declined as a whole."""
-    item.stash[_REFUSED] = [*features]
+def refused(item: pytest.Item, features: tuple[str, ...] | None) -> None:
+    """The decoder under test declined what ``item`` asked: a request with these ``features``, or a call (None)."""
+    item.stash[_REFUSED] = None if features is None else [*features]
 
 
 class Attendance:
@@ -66,7 +66,7 @@ class Attendance:
         if report.skipped and not hasattr(report, "wasxfail"):
             kind = _kind(item, report.when, raised_by)
             vars(report)[KIND] = kind
-            vars(report)[FEATURES] = item.stash.get(_REFUSED, [])
+            vars(report)[FEATURES] = item.stash.get(_REFUSED, None)
             if name is not None and kind == "left out" and report.when == "call":
                 report.outcome = "failed"
                 report.longrepr = (

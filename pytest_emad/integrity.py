@@ -87,7 +87,7 @@ def _module(name: str, module: ModuleType) -> Iterator[tuple[str, str]]:
         if not hasattr(module, "__path__"):  # a folder without __init__.py has no file
             yield f"module {name}", "a module that has no file"
         return
-    if not Path(file).is_relative_to(HOME):  # "suites" of a project that has nothing to do with us
+    if not _in_our_tree(file):  # "suites" of a project that has nothing to do with us
         if name.partition(".")[0] != "suites":
             yield f"module {name}", file
         return
@@ -165,6 +165,12 @@ def _place(value: Any) -> str:
     if isinstance(value, type):
         return f"class {value.__module__}.{value.__qualname__}"
     return "nothing" if value is None else repr(value)[:LONGEST]
+
+
+@cache
+def _in_our_tree(file: str) -> bool:
+    """A path on ``sys.path`` may lead through a symbolic link, or on Windows through a short name."""
+    return Path(file).resolve().is_relative_to(HOME)
 
 
 @cache

@@ -8,8 +8,8 @@ gap and a reason, and is on record.
 
 Under ``--emad-gate decoder`` a decoder is judged by what it can help and by what it offers. Rows about the method may
 stay open. A feature of requests (exits, sampling, a schedule, a field of points) that its provider declines whenever it
-is asked is not offered, and tests that asked for it may stay open. Where exits are not offered, only ``AT_FULL_DEPTH``
-must be decided.
+is asked is not offered, and tests that asked for it may stay open. A request for no such feature must not be declined.
+Where exits are not offered, a call may decline in every test but those of ``AT_FULL_DEPTH``.
 """
 
 from __future__ import annotations
@@ -76,9 +76,10 @@ def _features_not_offered(report: Report) -> frozenset[str]:
 
 
 def _may_decline(entry: Mapping[str, Any], missing_features: frozenset[str]) -> bool:
-    if EXITS in missing_features:  # then forced depths, counts of skipped layers and the like have no place, either
-        return not _at_full_depth(entry)
-    return not missing_features.isdisjoint(entry.get("features", ()))
+    if "features" in entry:  # a request was declined as a whole
+        return not missing_features.isdisjoint(entry["features"])
+    # a call was: without exits, forced depths, counts of skipped layers and the like have no place, either
+    return EXITS in missing_features and not _at_full_depth(entry)
 
 
 def _at_full_depth(entry: Mapping[str, Any]) -> bool:

@@ -82,7 +82,7 @@ class Results:
         entry["duration_s"] = round(entry["duration_s"] + getattr(report, "duration", 0.0), 6)
         if TEST_OUTCOMES.index(outcome) > TEST_OUTCOMES.index(entry["outcome"]):
             entry |= {"outcome": outcome, "kind": getattr(report, KIND, ""), "reason": reason[:LONGEST_REASON]}
-            if declined := getattr(report, FEATURES, []):
+            if (declined := getattr(report, FEATURES, None)) is not None:
                 entry["features"] = declined
         if isinstance(report, pytest.TestReport):
             self._take_records(entry, report)

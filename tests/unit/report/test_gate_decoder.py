@@ -15,13 +15,18 @@ from pytest_emad.backends import features
 from tests.unit.report.sample import passed, report_2
 
 SAMPLING = "suites/fidelity/test_sampling.py::test_tokens_are_drawn_from_the_distribution_at_their_depths"
+MEMORY = "suites/invariants/test_memory.py::test_what_is_closed_or_rolled_back_gives_its_memory_back"
 BRIDGE = "suites/fidelity/test_bridge.py::test_teacher_forced_depths_and_losses_are_replays"
 GREEDY, POSITIONS = (name for name in AT_FULL_DEPTH if "greedy" in name or "positions" in name)
 
 
-def declined(name, case="m", *features):
+def declined_call(name, case="m"):
     kind = {"outcome": "skipped", "kind": "refused", "reason": "not today"}
-    return passed(name) | kind | {"nodeid": f"{name}[{case}]", "features": list(features)}
+    return passed(name) | kind | {"nodeid": f"{name}[{case}]"}
+
+
+def declined(name, case="m", *features):
+    return declined_call(name, case) | {"features": list(features)}
 
 
 def judged(tests, features, gate="decoder"):
@@ -54,12 +59,18 @@ def test_a_feature_that_is_declined_in_places_is_offered():
 
 def test_a_request_for_nothing_beyond_full_depth_may_not_be_declined():
     for counted in ({}, {"exits": [0, 3]}, {"exits": [0, 3], "sampling": [0, 1]}):
-        assert gaps([declined(GREEDY)], counted) == [GREEDY]
-        assert gaps([declined(POSITIONS, "m-full-far")], counted) == [POSITIONS]
+        for refused in (declined, declined_call):
+            assert gaps([refused(GREEDY)], counted) == [GREEDY]
+            assert gaps([refused(POSITIONS, "m-full-far")], counted) == [POSITIONS]
+        assert gaps([declined(MEMORY)], counted) == [MEMORY], "a hard case at full depth"
+
+
+def test_without_exits_sampling_that_is_declined_in_places_is_offered():
+    assert gaps([declined(SAMPLING, "m", "sampling")], {"exits": [0, 3], "sampling": [1, 2]}) == [SAMPLING]
 
 
 def test_without_exits_what_a_call_declines_may_stay_open():
-    tests = [declined(BRIDGE, "m", "exits"), declined(POSITIONS, "m-probing-far", "exits"), declined(SAMPLING)]
+    tests = [declined(BRIDGE, "m", "exits"), declined(POSITIONS, "m-probing-far", "exits"), declined_call(SAMPLING)]
     assert gaps(tests, {"exits": [0, 3]}) == []
     assert gaps(tests, {}) == [BRIDGE, POSITIONS, SAMPLING]
 
