@@ -89,7 +89,11 @@ def _declines(error: BaseException) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:LONGEST]
+    try:
+        text = str(error)
+    except Exception as other:  # a text that raises must not keep the attempt off the record
+        text = f"its text raises {type(other).__name__}"
+    return f"{type(error).__name__}: {text}"[:LONGEST]
 
 
 def _put(item: pytest.Item, kind: str, value: object) -> None:

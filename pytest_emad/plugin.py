@@ -184,7 +184,10 @@ def _load_hypothesis_profile(config: pytest.Config) -> None:
 
     config.stash[_PREVIOUS_PROFILE] = hypothesis_settings.get_current_profile_name()
     if weaker := weaker_profile(settings(config).budget):
-        warnings.warn(pytest.PytestConfigWarning(weaker), stacklevel=2)
+        try:
+            warnings.warn(pytest.PytestConfigWarning(weaker), stacklevel=2)
+        except pytest.PytestConfigWarning as error:  # the user's filters make errors of warnings
+            raise pytest.UsageError(f"{weaker}; load another, or -W ignore::pytest.PytestConfigWarning") from error
     hypothesis_settings.register_profile(PROFILE, property_settings(settings(config).budget))
     hypothesis_settings.load_profile(PROFILE)
 

@@ -16,7 +16,8 @@ Schema 2 adds what the finding rests on, from the first test on:
     decoder     {"name", "foreign", "providers": [who was asked, and what came of it], "overlooked": [who was not]}
     tests       [{"nodeid", "shipped" name or null, "outcome", "kind", "reason", "duration_s"}] as pytest reported;
                 "attempts": [{"outcome", "reason"}] as each one ended, whatever a mark, hook or plugin made of it;
-                "shown": how many tables, points and notes the first attempt recorded
+                "shown": how many tables, points and notes the first attempt recorded; "features": those of a request
+                that the decoder declined as a whole
     audits      [{"test", "check", "passed", "detail", "n", "ties"}], "attempt" where it is not the first
     repeats     [{"id", "model", "verdict", "gate", "fails", "test", "attempt", "alike"}]: further verdicts of claims
                 that have one, which decide nothing; "alike": the same fact, recorded once more
@@ -130,6 +131,13 @@ ATTEMPTS = Form(
         and all(TEXT.fits(each.get("reason")) for each in value)
     ),
 )
+FEATURES = Form(
+    "feature → [answered, declined]",
+    lambda value: (
+        isinstance(value, dict)
+        and all(isinstance(pair, list) and len(pair) == 2 and all(map(COUNT.fits, pair)) for pair in value.values())
+    ),
+)
 
 PARTS: dict[str, Form] = dict.fromkeys(("models", "points", "claims", "tables", "goldens", "notes"), LIST) | {
     "settings": OBJECT,
@@ -196,6 +204,8 @@ INSIDE: dict[str, dict[str, Form]] = {
     "decoder": {"name": TEXT, "foreign": FLAG, "providers": LIST, "overlooked": TEXTS},
 }
 PROVIDER = {"name": TEXT, "plugin": TEXT, "foreign": FLAG, "answered": COUNT, "declined": COUNT, "none": COUNT}
+# settings that decide what fails a run or is shown of it, where they are given
+SETTINGS = {"models": TEXTS, "budget": TEXT, "gate": TEXT, "gate_claims": TEXTS, "inconclusive": TEXT}
 # part → keys that an entry may have
 OPTIONAL: dict[str, dict[str, Form]] = {
     "points": dict.fromkeys(
@@ -223,7 +233,7 @@ OPTIONAL: dict[str, dict[str, Form]] = {
         "test": TEXT,
         "fails": FLAG,
     },
-    "tests": {"attempts": ATTEMPTS, "shown": COUNT},
+    "tests": {"attempts": ATTEMPTS, "shown": COUNT, "features": TEXTS},
     "audits": {"attempt": COUNT},
 }
 
@@ -254,9 +264,10 @@ def read_report(place: Path) -> Report:
             for number, entry in enumerate(data[part]):
                 _require_entry(path, part, number, entry)
         _require(path, part, data[part], INSIDE.get(part, {}))
+    _require(path, "settings", data["settings"], _given(SETTINGS, data["settings"]))
     for number, provider in enumerate(data["decoder"]["providers"] if data["schema"] > 1 else ()):
         _require_object(path, f"decoder.providers[{number}]", provider)
-        _require(path, f"decoder.providers[{number}]", provider, PROVIDER)
+        _require(path, f"decoder.providers[{number}]", provider, PROVIDER | _given({"features": FEATURES}, provider))
     return dict(data)
 
 
@@ -291,8 +302,7 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
         return
     _require_object(path, where, entry)
     _require(path, where, entry, REQUIRED[part])
-    given = {key: form for key, form in OPTIONAL.get(part, {}).items() if key in entry}
-    _require(path, where, entry, given)
+    _require(path, where, entry, _given(OPTIONAL.get(part, {}), entry))
     for place, leg in enumerate(entry["legs"]) if part == "claims" else ():
         _require_object(path, f"{where}.legs[{place}]", leg)
         _require(path, f"{where}.legs[{place}]", leg, LEG)
@@ -303,6 +313,10 @@ def _require_entry(path: Path, part: str, number: int, entry: Any) -> None:
             require_drawable(entry["figure"], entry["rows"])
         except BadArgument as error:
             raise BadReport(f"{path}: {where}: {error}") from error
+
+
+def _given(forms: Mapping[str, Form], entry: Mapping[str, Any]) -> dict[str, Form]:
+    return {key: form for key, form in forms.items() if key in entry}
 
 
 def _require_object(path: Path, where: str, entry: Any) -> None:

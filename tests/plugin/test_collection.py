@@ -189,6 +189,9 @@ def test_a_hypothesis_profile_of_the_user_strengthens_a_gate_and_never_weakens_i
     result.assert_outcomes(passed=3, warnings=int(bool(said)))
     if said:
         result.stdout.fnmatch_lines([f"*{said}*"])
+        result = run("suites", "-W", "error")
+        assert result.ret == USAGE
+        result.stderr.fnmatch_lines([f"*{said}*load another, or -W ignore*"])
 
 
 def test_packages_from_two_places_are_a_usage_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

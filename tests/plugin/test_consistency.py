@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from emad_ref import cli
-from pytest_emad import installed
+from pytest_emad import auditing, installed, integrity
 from tests.plugin.conftest import RECORDED, Run, report_of, unwrapped
 
 OK, FAILED, NONE_RUN = pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED
@@ -183,6 +183,11 @@ def test_audit(emad_record):
 def test_crash(emad_record):
     if first("crash"): raise OSError("no route to the hub")
     emad_record.claim(verdict("survived", "EMAD-E2"))
+class Unprintable(Exception):
+    def __str__(self): return 1 / 0
+def test_unprintable(emad_record):
+    if first("unprintable"): raise Unprintable
+    emad_record.audit(Finding("rows", True, "", 7, 0))
 """
 
 
@@ -203,12 +208,13 @@ def test_the_first_attempt_is_the_verdict(
     assert "(falsified, then survived): the first verdict counts" in one(project, "EMAD-F1 of", "decided 2 times")
     assert "(falsified, then survived): the first verdict counts" in one(project, "EMAD-F2 of", "decided 2 times")
     assert "(no verdict, then survived)" in one(project, "EMAD-E2 of", "decided 2 times")
-    assert [audit["passed"] for audit in found["audits"]] == [False, True]
+    assert [audit["passed"] for audit in found["audits"]] == [False, True, True]
     assert "audit rows refuted it (row 2); the first attempt counts: run it once" in one(project, "::test_audit:")
     if not workers:
         assert "first attempt ended as failed (OSError: no route to the hub), then passed" in one(
             project, "::test_crash"
         )
+        assert "ended as failed (Unprintable: its text raises ZeroDivisionError)" in one(project, "::test_unprintable")
     assert cli.main(["verify", str(project.path / "out")]) == 1
 
 
@@ -379,6 +385,15 @@ def test_a_part_of_ours_that_is_replaced_is_named(
     assert "a run with another judge proves nothing" in one(project, "replaced: fixture emad_rng by")
     assert cli.main(["verify", str(project.path / "out")]) == 1
     assert "replaced: fixture emad_rng by" in capsys.readouterr().err
+
+
+def test_a_module_behind_a_symbolic_link_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "link").symlink_to(installed.HOME, target_is_directory=True)
+    monkeypatch.setattr(auditing, "__file__", str(tmp_path / "link" / "pytest_emad" / "auditing.py"))
+    assert not list(integrity._module("pytest_emad.auditing", auditing))
+    monkeypatch.setattr(auditing, "moved", lambda *given: 0.0)
+    ((what, _),) = integrity._module("pytest_emad.auditing", auditing)
+    assert what == "pytest_emad.auditing.moved"
 
 
 def test_nothing_of_ours_is_replaced_where_nobody_does(suites: Path, project: pytest.Pytester, run: Run) -> None:

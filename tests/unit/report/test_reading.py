@@ -80,6 +80,12 @@ def without(part: str, key: str) -> dict:
     return data
 
 
+def offering(features: object) -> dict:
+    """A report whose provider answered and declined ``features``."""
+    provider = {"name": "mine", "plugin": "mine", "foreign": True, "answered": 1, "declined": 1, "none": 0}
+    return report_2(decoder=report_2()["decoder"] | {"providers": [provider | {"features": features}]})
+
+
 DAMAGED = [
     ([], "is not a report of pytest-emad: expected schema, models"),
     ({"benchmarks": [], "machine_info": {}}, "found benchmarks, machine_info"),
@@ -97,6 +103,16 @@ DAMAGED = [
         report_2(run=report_2()["run"] | {"exit_status": "0"}),
         "run.exit_status='0', but expected a whole number ≥ 0",
     ),
+    (
+        report_2(tests=[report_2()["tests"][0] | {"features": 1}]),
+        "tests[0].features=1, but expected a list of texts",
+    ),
+    *(
+        (offering(features), f"decoder.providers[0].features={features}, but expected feature → [answered, declined]")
+        for features in (3, {"exits": 3}, {"exits": [1]}, {"exits": [1, "2"]})
+    ),
+    (report(settings={"gate_claims": 3}), "settings.gate_claims=3, but expected a list of texts"),
+    (report(settings={"budget": []}), "settings.budget=[], but expected a text"),
     (report_2(decoder=report_2()["decoder"] | {"foreign": 1}), "decoder.foreign=1, but expected true or false"),
     (report_2(decoder=report_2()["decoder"] | {"providers": [3]}), "decoder.providers[0]=3, but expected an object"),
     (report_2(decoder=report_2()["decoder"] | {"providers": [{}]}), "decoder.providers[0].name is missing"),
