@@ -162,7 +162,7 @@ def asked_tests(config: pytest.Config) -> list[str]:
 
 def is_cost(item: pytest.Item) -> bool:
     """Whether ``item`` is one of our measuring tests, marked or not."""
-    return any(item.path.resolve().is_relative_to(suites / "cost") for suites in SUITES)
+    return (shipped_file(item.path) or "").startswith(f"{suites_source.PREFIX}/cost/")
 
 
 def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> None:
@@ -173,8 +173,10 @@ def check_collection(session: pytest.Session, items: Sequence[pytest.Item]) -> N
     """
     if session.testsfailed:  # pytest reports the broken module itself
         return
-    found = [item.path.resolve() for item in items]
-    for argument in asked_suites(session.config):
+    if not (asked := asked_suites(session.config)):
+        return
+    found = {item.path.resolve() for item in items}
+    for argument in asked:
         home = _home_of(argument, session.config)
         if home is not None and not any(path.is_relative_to(home) for path in found):
             files, functions = (session.config.getini(name) for name in ("python_files", "python_functions"))
