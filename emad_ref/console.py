@@ -116,7 +116,7 @@ def run_command(body: Callable[[], int | None]) -> int:
         _drop_output(before)
         return 1
     except OSError as error:  # of the streams where no file is named: files come as errors of ours
-        if error.strerror is None or error.filename is not None:
+        if error.strerror is None or error.filename is not None or isinstance(error, ConnectionError):
             complain(f"{type(error).__name__}: {error}")
         else:
             _drop_output(before)
@@ -126,6 +126,8 @@ def run_command(body: Callable[[], int | None]) -> int:
         sys.stdout = before
 
 
-def _drop_output(stream: TextIO) -> None:
+def _drop_output(stream: TextIO | None) -> None:
     """What is left in the buffer is not tried again when the interpreter ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    if stream is not None:
+        with suppress(io.UnsupportedOperation):  # a stream without a descriptor, as notebooks have
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -71,6 +71,12 @@ def test_colours_pass_and_cursor_movements_do_not():
     [
         (EmadError("no such model"), 1, "emad: no such model\n"),
         (KeyboardInterrupt(), INTERRUPTED, "emad: interrupted\n"),
+        (
+            ConnectionRefusedError(111, "Connection refused"),
+            1,
+            "emad: ConnectionRefusedError: [Errno 111] Connection refused\n",
+        ),
+        (OSError(28, "No space left on device"), 1, "emad: output: No space left on device\n"),
     ],
 )
 def test_what_ends_a_command_is_one_line_and_a_status(capsys, raised, status, said):
@@ -79,6 +85,14 @@ def test_what_ends_a_command_is_one_line_and_a_status(capsys, raised, status, sa
 
     assert run_command(body) == status
     assert capsys.readouterr().err == said
+
+
+def test_a_pipe_that_breaks_where_there_is_no_output_is_a_status(monkeypatch):
+    def body():
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(sys, "stdout", None)
+    assert run_command(body) == 1
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
