@@ -18,7 +18,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import IO, Any, NoReturn
 
-PASSED, OUT_OF_MEMORY, GONE, UNFIT = range(93, 97)  # exit codes: UNFIT is a check whose calls cannot be sent
+# exit codes: UNFIT is a check whose calls cannot be sent, OVER a program whose check asks no more
+PASSED, OUT_OF_MEMORY, GONE, UNFIT, OVER = range(93, 98)
 LINE_BYTES = 16 << 20  # of one call or answer
 ITEMS = 1 << 20  # of an iterator: one that never ends is cut there
 EXACT = 2**53  # longer whole numbers are sent in hexadecimal: Python limits the length of decimal ones
@@ -158,6 +159,7 @@ def _answer(name: str, calls: str, answers: str) -> None:
                 kinds = (kind.__name__ for kind in type(error).__mro__ if vars(builtins).get(kind.__name__) is kind)
                 reply = ["raised", next(kinds), encoded([*error.args])]
             _send(answered, reply)
+    raise SystemExit(OVER)
 
 
 def _check(name: str, calls: str, answers: str) -> NoReturn:

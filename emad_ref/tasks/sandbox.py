@@ -271,7 +271,7 @@ def check_in(
     truncated = judged.truncated or judge.truncated
     if code == exchange.PASSED:
         return Result("passed", judged.stdout, judged.stderr, 0, truncated)
-    code = code if own is None else own
+    code = code if own in (None, exchange.OVER) else own  # a program that outlived its check failed in the check
     return Result(outcome_of(code), judged.stdout, (judged.stderr + judge.stderr)[:output_bytes], code, truncated)
 
 
