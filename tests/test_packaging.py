@@ -110,6 +110,18 @@ def test_the_installed_suites_pass_under_xdist(python: Path, tmp_path: Path) -> 
     assert "gates: " in text
 
 
+def test_the_gate_as_readme_gives_it_is_green_for_its_decoder(python: Path, tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, decoder = readme.partition("<!-- file: conftest.py -->\n```python\n")
+    (tmp_path / "conftest.py").write_text(decoder.partition("```")[0])
+    gate, verify = (
+        next(line.split()[1:] for line in readme.splitlines() if line.startswith(start))
+        for start in ("pytest --pyargs pytest_emad.suites --emad-gate", "emad verify report/")
+    )
+    check(python, "-m", "pytest", "-p", "no:cacheprovider", *gate, "--emad-model", "emad-nano", cwd=tmp_path)
+    assert "complete" in check(python, "-m", "emad_ref", *verify, cwd=tmp_path)
+
+
 def test_an_editable_build_leaves_no_copies(tmp_path: Path) -> None:
     """A static force-include would: stale suites beside the live ones."""
     script = "from hatchling.build import build_editable; import sys; build_editable(sys.argv[1])"
