@@ -1,7 +1,7 @@
 """Answers that a verdict reads, a random few of them checked after all were given.
 
 A decoder may be right wherever an audit asks and wrong in the batches by which quality, work or energy is read. So
-whoever reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few requests and sessions. Which of
+code that reads answers for a verdict asks through ``AuditedDecoder``, which keeps a few requests and sessions. Which of
 them, and which of their rows, the operating system's entropy decides once the answer is there: no seed tells.
 
 requests  all rows are complete and end where they must; of some, always the last among them, every token is the argmax

@@ -173,7 +173,7 @@ def _judge(
 
 
 def _require_refused(tally: Tally, opened: Opening, point: OperatingPoint, prompt: Prompt) -> None:
-    """A point that names what nobody has cannot be served: whoever decodes at it has not looked."""
+    """A point that names a file that does not exist cannot be served: decoding at it ignores the field."""
     try:
         with opened(point) as decoder:
             decoder.generate([prompt], 1, frozenset())
@@ -196,7 +196,7 @@ def _with_thresholds(
     rng: np.random.Generator,
     tolerance: float,
 ) -> tuple[OperatingPoint, int]:
-    """(the variant's point, positions at which whoever ignores one of its fields decodes otherwise, fewest of them)."""
+    """(the variant's point, positions where ignoring one of its fields changes decoding, the fewest of them)."""
     point, first = variant.made(sizes, rng), len(prompt.tokens) - 1
     tokens = np.concatenate([prompt.tokens, continuation])
     if variant.unservable:

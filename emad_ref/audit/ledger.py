@@ -16,7 +16,7 @@ Where nothing can exit below the ceiling, the whole prompt may run in one forwar
 
 Under ``free_eager`` layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
 
-What is counted too high is as wrong: whoever saves of it, saves more. Of several rows no block runs for more tokens
+A count that is too high is as wrong: savings are shares of it. Of several rows no block runs for more tokens
 than if all of them, padded to a power of two, went as far as the deepest at every step, or in every feed. A query meets
 no more keys than a buffer holds that grows by doubling, or one of constant size; and no layer meets more than the one
 below it.

@@ -4,7 +4,7 @@ Sessions are opened over the same prompts, fed, rolled back, committed, dropped 
 generated, and memory is read before and after; then one long session is fed and rolled back again and again. What their
 K/V would take if it were kept is known from the model's sizes, counted at two bytes a number. It is read in two ways:
 
-in use   memory of the process or device: whoever holds it. Growth by half of all K/V is too much to be anything else
+in use   memory of the process or device, wherever it is held. Growth by half of all K/V is too much to be anything else
 tensors  what tensors that Python still reaches hold, to the byte: growth by an eighth of *one layer's* K/V is too much
 
 Tokens that a session still holds are its own affair: ``commit`` and ``drop`` allow it to free K/V, and do not ask for
@@ -31,7 +31,7 @@ MB = 2**20
 
 @dataclass(frozen=True)
 class Reading:
-    """Bytes ``in_use`` by whoever, and in ``tensors`` that Python reaches."""
+    """Bytes ``in_use`` in all, and in ``tensors`` that Python reaches."""
 
     in_use: int
     tensors: int

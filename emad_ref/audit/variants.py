@@ -41,7 +41,7 @@ class Variant:
 
     ``least``       layers that a model needs for it.
     ``by_lens``     whether the lens knows the states that it decodes on; else our own decoder stands in for it.
-    ``unservable``  no decoder can serve it: it names what nobody has, and must be refused.
+    ``unservable``  no decoder can serve it: it names a file that does not exist, and must be refused.
     ``jumps``       its signal jumps where two tokens tie: which lead, are kept, or are retrieved.
     """
 

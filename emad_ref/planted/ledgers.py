@@ -94,7 +94,7 @@ class ContextDoubled(Uncounted):
 
 
 class ContextOfFullDepthDoubled(Uncounted):
-    """The same at full depth alone: whoever saves, saves more."""
+    """The same at full depth alone, so that exits seem to save more."""
 
     def seen_as(self, work: Work) -> Work:
         return replace(work, context=work.context * 2) if self._point.fixed else work

@@ -29,7 +29,7 @@ def together(parts: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any
 def not_offered(asked: Iterable[Mapping[str, Any]]) -> frozenset[str]:
     """Features that the foreign providers declined whenever they were asked, and never answered.
 
-    One that is declined here and answered there is offered: whoever declines hard cases alone is judged by them.
+    One that is declined here and answered there is offered: a decoder cannot decline its hard cases alone.
     """
     features = [provider.get(FEATURES, {}) for provider in asked if provider["foreign"]]
     answered = {name for each in features for name, (answers, _) in each.items() if answers}

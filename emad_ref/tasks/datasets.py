@@ -547,7 +547,7 @@ def hub_rows(source: str, hub: str, name: str | None, split: str) -> list[Sample
 
 
 def _with_text(rows: Iterable[Placed]) -> Iterator[Placed]:
-    """The rows but for those that hold what is no text, which says so: nobody can mend them on the hub."""
+    """The rows that hold text. The others are left out by name, because they cannot be mended on the hub."""
     for place, row in rows:
         try:
             yield place, _clean(row, place)

@@ -635,7 +635,7 @@ class EmadLM(TemplateLM):  # type: ignore[misc]  # lm-eval ships no types
             yield batch
 
     def _rows_of(self, length: int) -> int:
-        """How many rows of ``length`` tokens go into one batch where nobody says it."""
+        """How many rows of ``length`` tokens go into one batch where none is given."""
         rows = max(1, TOKENS_PER_BATCH // length)
         return rows if self._most_rows is None else min(rows, self._most_rows)
 

@@ -228,7 +228,7 @@ def hub_documents(corpus: str, part: str) -> Iterator[str]:
 
 
 def _holds_nul(text: str, name: str) -> bool:
-    """Whether a document of the hub is left out, which says so: nobody can mend it there."""
+    """Whether a document of the hub is left out, by name, because it cannot be mended there."""
     if "\0" not in text:
         return False
     log.warning("%s: a document holds NUL, which is no text, and is left out: %.60r", name, text)
