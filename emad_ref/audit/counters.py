@@ -2,8 +2,8 @@
 
 Layer 1 runs for every token, whatever the rule says. So one row over given tokens, or of as many generated ones, must
 count the same tokens there at full depth and at a point that exits, and as many keys: a higher count at full depth
-would claim savings that were never spent. The prompt may run in one forward at full depth, and all but its last position at a point:
-keys may differ by what two more rows of the prompt's attention take.
+would claim savings that were never spent. The prompt may run in one forward at full depth, and all but its last
+position at a point: keys may differ by what two more rows of the prompt's attention take.
 """
 
 from __future__ import annotations
