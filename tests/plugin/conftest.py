@@ -115,7 +115,10 @@ def wheel_layout(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
         "from emad_ref.audit.finding import Finding\ndef test_claim(emad_settings, emad_record):\n"
         "    emad_record.audit(Finding('seed', emad_settings.study.seed == 0, '', 1, 0))\n"
     )
-    (suites / "cost" / "test_time.py").write_text("def test_time():\n    pass\n")
+    (suites / "cost" / "test_time.py").write_text(
+        "from emad_ref.audit.finding import Finding\ndef test_time(emad_record):\n"
+        "    emad_record.audit(Finding('clock', True, '', 1, 0))\n"
+    )
     monkeypatch.setenv("PYTHONPATH", str(site))
     return suites
 
