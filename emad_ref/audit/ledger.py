@@ -17,9 +17,9 @@ Where nothing can exit below the ceiling, the whole prompt may run in one forwar
 Under ``free_eager`` layers above D_t still owe K and V: tokens + fills cover every position up to the ceiling.
 
 A count that is too high is as wrong: savings are shares of it. Of several rows no block runs for more tokens
-than if all of them, padded to a power of two, went as far as the deepest at every step, or in every feed. A query meets
-no more keys than a buffer holds that grows by doubling, or one of constant size; and no layer meets more than the one
-below it.
+than if all of them, padded to a power of two, went as far as the deepest at every step, or in every feed; where layers
+are deferred, stacks of several rows have no such bound. A query meets no more keys than a buffer holds that grows by
+doubling, or one of constant size; and no layer meets more than the one below it.
 """
 
 from __future__ import annotations
@@ -140,6 +140,9 @@ def _judge_most(
     layers = np.arange(1, point.layers + 1)
     below, ran = layers <= point.ceiling, (deepest[:, None] >= layers).sum(axis=0)
     most = slots * (longest * below + (steps * below if point.schedule == "free_eager" else ran))
+    if point.schedule == "free_deferred" and len(trajectories) > 1:
+        # rows make up for deferred layers together, each as often as the longest of their stacks: no simple bound
+        most = np.maximum(most, covered)
     keys = most_keys(longest + steps)
     for name, counted, bound in (
         ("tokens", covered, most),

@@ -102,6 +102,15 @@ def test_rows_together_may_cost_no_more_than_padding_explains() -> None:
     assert "no states are translated" in (complaint(replace(both, fill_macs=both.tokens), [ROW, shallow]) or "")
 
 
+def test_stacks_of_deferred_layers_have_no_bound_beside_other_rows() -> None:
+    """Several rows make up for them together, padded to the longest stack: more than steps times rows."""
+    deferred = replace(POINT, schedule="free_deferred")
+    both = implied(ROW, WHOLE, deferred) + implied(ROW, WHOLE, deferred)
+    more = replace(both, tokens=both.tokens + 50)
+    assert complaint(more, [ROW, ROW], point=deferred) is None
+    assert "at most" in (complaint(more, [ROW, ROW]) or "")
+
+
 LONG = replace(ROW, tokens=np.arange(403), first=400)
 
 
