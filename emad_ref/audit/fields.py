@@ -11,7 +11,7 @@ are needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from emad_ref.audit.comparisons import NOT_REACHED
 from emad_ref.audit.decisions import judge_fed
-from emad_ref.audit.finding import Finding, Refuted, Tally
+from emad_ref.audit.finding import Finding, Refuted, Tally, prefix_complaints
 from emad_ref.audit.generation import judge_record
 from emad_ref.audit.lens import Lens, Reference, consult
 from emad_ref.audit.rule import depths_of, emission_noise, headroom, noise_of
@@ -71,7 +71,7 @@ def fields(
                 continue
             texts = [(prompt, continuation), *([_reversed(prompt, continuation)] if variant.jumps else [])]
             try:
-                with _named(name):
+                with prefix_complaints(f"{name}: "):
                     differing = _tried(tally, variant, sizes, opened, own, lens, texts, new, rng, tolerance)
             except Unsupported as refusal:
                 declined.append(f"{name} ({refusal})")
@@ -308,12 +308,3 @@ def _differing(
         apart = np.abs(mine.emitted[at] - theirs.emitted[at]) > CLEAR * tolerance * emission_noise(point)
     differ |= apart.any(axis=-1)
     return int(differ.sum())
-
-
-@contextmanager
-def _named(variant: str) -> Iterator[None]:
-    """Puts the variant before a complaint about it."""
-    try:
-        yield
-    except Refuted as complaint:
-        raise Refuted(f"{variant}: {complaint}") from complaint

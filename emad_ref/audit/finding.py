@@ -14,6 +14,8 @@ half.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -56,6 +58,15 @@ class Refuted(EmadError):
     def __init__(self, complaint: str, finding: Finding | None = None):
         self.finding = finding
         super().__init__(complaint)
+
+
+@contextmanager
+def prefix_complaints(prefix: str) -> Iterator[None]:
+    """Put ``prefix`` before a complaint that is raised inside the block."""
+    try:
+        yield
+    except Refuted as complaint:
+        raise Refuted(f"{prefix}{complaint}") from complaint
 
 
 @dataclass

@@ -15,13 +15,12 @@ checks of fidelity see to that.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from emad_ref.audit.finding import Finding, Refuted, Tally
+from emad_ref.audit.finding import Finding, Tally, prefix_complaints
 from emad_ref.audit.generation import judge_record
 from emad_ref.audit.lens import Lens
 from emad_ref.audit.trajectory import Trajectory, hold_against, judge_tokens
@@ -114,28 +113,19 @@ def requests(
     with tally:
         for request in timed:
             for arm, record in request.records.items():
-                with _named(arm):
+                with prefix_complaints(f"{arm}, "):
                     judge_record(
                         tally, record, request.prompts, new, frozenset(), points[arm], lens, tolerance[arm],
                         counted=counted, exact_context=False, rows=rows,
                     )  # fmt: skip
             full = full_depth(next(iter(points.values())).layers)
             for arm, emitted in request.emitted.items():
-                with _named(arm):
+                with prefix_complaints(f"{arm}, "):
                     for row in range(len(request.prompts)) if rows is None else rows:
                         _judge_full(tally, f"row {row}", request.prompts[row], emitted[row], full, lens, tolerance[arm])
     if tally.complaint is not None:
         return Finding(CHECK, False, tally.complaint, tally.n, tally.ties)
     return Finding(CHECK, True, f"{tally.n} positions compared, {tally.ties} ties", tally.n, tally.ties)
-
-
-@contextmanager
-def _named(arm: str) -> Iterator[None]:
-    """Puts the arm before a complaint about it."""
-    try:
-        yield
-    except Refuted as complaint:
-        raise Refuted(f"{arm}, {complaint}") from complaint
 
 
 def _judge_full(
