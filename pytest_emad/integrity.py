@@ -36,11 +36,13 @@ LONGEST = 60  # letters of a value in a message
 class Source:
     """What one file defines at its top level, each name once.
 
+    ``order``      names in the order in which they are bound
     ``imported``   name → (module of ours, name there)
     ``classes``    name → its methods
     ``constants``  name → value, where that is a plain literal
     """
 
+    order: list[str] = field(default_factory=list)
     functions: list[str] = field(default_factory=list)
     classes: dict[str, list[str]] = field(default_factory=dict)
     imported: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -92,18 +94,28 @@ def _module(name: str, module: ModuleType) -> Iterator[tuple[str, str]]:
             yield f"module {name}", file
         return
     source, held = _source(file), vars(module)
+    unreached = _unreached(source, held)
     for each in source.functions:
-        if not _made_in(held.get(each), module, each):
+        if each not in unreached and not _made_in(held.get(each), module, each):
             yield f"{name}.{each}", _place(held.get(each))
     for each, value in source.constants.items():
-        if not _same(held.get(each), value):
+        if each not in unreached and not _same(held.get(each), value):
             yield f"{name}.{each}", repr(held.get(each))[:LONGEST]
     for each, (origin, there) in source.imported.items():
+        if each in unreached:
+            continue
         defined = vars(sys.modules[origin]).get(there) if origin in sys.modules else None
         if defined is not None and held.get(each) is not defined and not _same_module(held.get(each), defined):
             yield f"{name}.{each}", _place(held.get(each))
     for each, methods in source.classes.items():
-        yield from _class(name, each, held.get(each), methods, module)
+        if each not in unreached:
+            yield from _class(name, each, held.get(each), methods, module)
+
+
+def _unreached(source: Source, held: dict[str, Any]) -> frozenset[str]:
+    """Names below the line where a module left off, as ``pytest.importorskip`` makes it: they were never defined."""
+    last = max((number for number, name in enumerate(source.order) if name in held), default=-1)
+    return frozenset(source.order[last + 1 :])
 
 
 def _class(name: str, each: str, value: Any, methods: Sequence[str], module: ModuleType) -> Iterator[tuple[str, str]]:
@@ -179,6 +191,7 @@ def _source(file: str) -> Source:
     body = ast.parse(Path(file).read_bytes()).body
     times = Counter(name for node in body for name in _bound(node))
     for node in body:
+        found.order += _bound(node)
         if any(times[name] > 1 for name in _bound(node)):
             continue  # what is defined anew has no one definition
         if isinstance(node, ast.FunctionDef):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -394,6 +395,36 @@ def test_a_module_behind_a_symbolic_link_is_ours(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(auditing, "moved", lambda *given: 0.0)
     ((what, _),) = integrity._module("pytest_emad.auditing", auditing)
     assert what == "pytest_emad.auditing.moved"
+
+
+LEAVES_OFF = """
+import pytest
+LIMIT = 1
+def first(): pass
+pytest.importorskip("a_package_that_is_not_installed", reason="not installed")
+from emad_ref.audit.finding import Finding
+ROWS = 4
+class Last: pass
+def test_last(emad_audit): pass
+"""
+
+
+def test_what_a_skipped_module_never_defined_was_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "test_left_off.py"
+    file.write_text(LEAVES_OFF)
+    monkeypatch.setattr(integrity, "HOME", tmp_path.resolve())
+    spec = importlib.util.spec_from_file_location("suites.fidelity.test_left_off", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    with pytest.raises(pytest.skip.Exception):
+        spec.loader.exec_module(module)
+    assert not list(integrity._module(module.__name__, module))
+    monkeypatch.delattr(module, "first")
+    monkeypatch.setattr(module, "LIMIT", 2)
+    assert {what.rpartition(".")[2] for what, _ in integrity._module(module.__name__, module)} == {"LIMIT"}
+    monkeypatch.setattr(module, "Last", None, raising=False)
+    named = {what.rpartition(".")[2] for what, _ in integrity._module(module.__name__, module)}
+    assert named >= {"LIMIT", "first", "Last"}
 
 
 def test_nothing_of_ours_is_replaced_where_nobody_does(suites: Path, project: pytest.Pytester, run: Run) -> None:
