@@ -414,7 +414,8 @@ def test_what_a_skipped_module_never_defined_was_not_replaced(tmp_path: Path, mo
     file.write_text(LEAVES_OFF)
     monkeypatch.setattr(integrity, "HOME", tmp_path.resolve())
     spec = importlib.util.spec_from_file_location("suites.fidelity.test_left_off", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.raises(pytest.skip.Exception):
         spec.loader.exec_module(module)
